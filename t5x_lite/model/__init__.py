@@ -1,3 +1,3 @@
-"""One Transformer, in flax linen: pure functions of parameters and rows. Nothing here opens a
+"""One Transformer in flax linen, as pure functions of parameters and rows. Nothing here opens a
 file.
 """

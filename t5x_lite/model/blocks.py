@@ -1,11 +1,11 @@
-"""A block of a stack: a mixer, which mixes positions, and a feed-forward part, which treats each
-position alone, each with its residual connection, norm and dropout.
+"""A block of a stack: a mixer, which mixes positions, and a feed-forward part, which processes each
+position independently. Each has its residual connection, norm and dropout.
 
-The mesh ends here: parts are written for one device, and the block gathers the positions that a
-part reads and scatters what it writes (see parts/contract.py and parallel/collectives.py).
+The mesh ends here: parts are written as if for one device, and the block gathers their inputs and
+scatters their outputs (see parts/contract.py and parallel/collectives.py).
 
-Shapes: B rows, T positions, E encoder positions, D d_model; C positions of this device of the mesh
-axis `sequence`, P of these those of this device of `tensor`.
+Shapes: B rows, T positions, E encoder positions, D d_model, C of the T positions on this device of
+the mesh axis `sequence`, P of the C positions on this device of `tensor`.
 """
 
 from collections.abc import Callable
@@ -48,15 +48,15 @@ class StackContext(struct.PyTreeNode):
     """Inputs that all blocks of a stack share, for the positions that a part sees.
 
     Attributes:
-        segments: 0 is padding.
+        segments: number of the segment at each position; 0 is padding.
         mask_bias: mask.bias(position_bias).
-        bidirectional: True if a query may see keys after it.
-        local_mask_bias: the same for local layers, where the config has such.
+        bidirectional: True if a query may see later keys.
+        local_mask_bias: the mask_bias of local layers; None: there are none.
         is_local: True in a local layer; None: all layers are alike.
-        position_bias: what positions add to attention's logits.
+        position_bias: the bias that positions add to the attention logits.
         encoded: hidden states of the encoder, at this device's positions.
-        slot: of the decoding state, where the first token of x is written.
-        whole: the same for whole rows, for parts that run whole; None: this is for whole rows.
+        slot: slot of the decoding state that the first token of x is written to.
+        whole: context for whole rows, for parts that run whole; None: this one covers whole rows.
     """
 
     segments: Int[Array, "B T"]
@@ -75,7 +75,7 @@ class StackContext(struct.PyTreeNode):
     bidirectional: bool = struct.field(pytree_node=False, default=False)
 
     def in_layer(self, pattern: tuple[str, ...], depth: int | Int[Array, ""]) -> "StackContext":
-        """Return the context of one layer: a local layer has a mask of its own."""
+        """Return the context of one layer. Local layers have their own mask."""
         if self.local_mask_bias is None:
             return self
         kinds = jnp.array([kind == "local" for kind in pattern])
@@ -87,7 +87,7 @@ class StackContext(struct.PyTreeNode):
         )
 
     def seen_by(self, splits: tuple[str, ...]) -> "StackContext":
-        """Return the context for a part that may be split over these axes of the mesh."""
+        """Return the context for a part that these mesh axes may split."""
         return self if self.whole is None or "sequence" in splits else self.whole
 
 
@@ -103,15 +103,15 @@ class BlockState(struct.PyTreeNode):
     encoder: KVCache | None = None
 
 
-Splits = tuple[str, ...]  # axes of the mesh that a part may be split over
+Splits = tuple[str, ...]  # mesh axes that may split a part
 
 
 class Block(nn.Module):
-    """The mixer, then cross-attention where there is an encoder, then feed-forward; each with its
-    residual.
+    """The mixer, then cross-attention if there is an encoder, then the feed-forward part, each with
+    its residual connection.
 
-    Returns x [B, P, D], and the auxiliary losses of its parts, or, where text is generated, its new
-    state.
+    Returns x [B, P, D] and the auxiliary losses of its parts. During generation it returns its new
+    state instead of the losses.
     """
 
     config: ModelDimensions
@@ -129,7 +129,7 @@ class Block(nn.Module):
         auxiliary: Auxiliary = {}
         new_state = state
 
-        # The parts by name, each with what it may be split over: [B, T, D] → [B, T, D].
+        # The parts as functions [B, T, D] → [B, T, D], and the mesh axes that may split each.
         mixer, mixer_splits = self._own(make_mixer, name=part_name(config.mixer))
         feed_forward, feed_splits = self._own(make_feed_forward, name="feed_forward")
 
@@ -139,7 +139,7 @@ class Block(nn.Module):
                 written, losses = _mix(mixer, y, context)
                 auxiliary = add_auxiliary(auxiliary, _shared(losses, mixer_splits))
                 return written
-            # Text is generated: the mixer reads the new tokens after those in its state.
+            # Generation: the mixer reads the new tokens after those in its state.
             read = mixer.step if y.shape[1] == 1 else mixer.prefill
             y, mixer_state = read(y, state.mixer, context)
             new_state = state.replace(mixer=mixer_state)
@@ -147,7 +147,7 @@ class Block(nn.Module):
 
         def cross_attend(y: Array, context: StackContext) -> Written:
             attention = CrossAttention(own_dimensions(config), name="cross_attention")
-            # Once text is generated, the encoder's keys and values are in the state.
+            # During generation, the encoder's keys and values are in the state.
             if state is not None and state.encoder is not None:
                 kept = state.encoder
                 return attention(y, context, KeysAndValues(kept.keys, kept.values))
@@ -156,7 +156,7 @@ class Block(nn.Module):
 
         def feed(y: Array, context: StackContext) -> Written:
             nonlocal auxiliary
-            # While text is generated, experts drop no token.
+            # During generation, experts drop no token.
             written, losses = _feed(feed_forward, y, context, drops=state is None)
             auxiliary = add_auxiliary(auxiliary, _shared(losses, feed_splits))
             return written
@@ -167,7 +167,7 @@ class Block(nn.Module):
         if feed_forward is not None:
             steps.append(("feed_forward", feed_splits, feed))
 
-        # The Universal Transformer's positions, with the depth, come before every layer.
+        # The Universal Transformer adds positions and depth before every layer.
         signal = make_positions(config).before_layer(own_stream(context.positions), depth)
         if signal is not None:
             x_BPD += signal.astype(x_BPD.dtype)
@@ -176,8 +176,8 @@ class Block(nn.Module):
         return x_BPD, auxiliary if new_state is None else new_state
 
     def _own(self, make: Callable, name: str) -> tuple[Any, Splits]:
-        """Make a part as this device has it, and say what it may be split over."""
-        # parent=None: this one is only asked how it splits, and adds nothing to the block.
+        """Make a part with this device's sizes, and return it with the axes that may split it."""
+        # parent=None: this module is only asked how it splits, and adds no parameters.
         whole = make(self.config, parent=None)
         if whole is None:
             return None, ()
@@ -193,10 +193,10 @@ class Block(nn.Module):
         depth: int | Int[Array, ""],
         context: StackContext,
     ) -> Float[Array, "B P D"]:
-        """Add each part to the residual stream, with its norms and dropout."""
+        """Add the output of each part to the residual stream, with its norms and dropout."""
         config, length = self.config, context.segments.shape[1]
         places = stream_places(length)
-        # PaLM and GPT-NeoX: all parts read the stream as it was before them.
+        # PaLM and GPT-NeoX: all parts read the stream as it was at the start of the block.
         before_BPD = x_BPD
         shared = None
         if config.parallel_residual and config.shared_norm:
@@ -210,12 +210,13 @@ class Block(nn.Module):
                 reading = shared
             elif config.norm_position in ("pre", "both"):
                 normed_BPD = make_norm(config, name=f"{name}_norm")(read_BPD)
+                # ModernBERT: the mixer of the first layer reads the embeddings without a norm.
                 if number == 0 and not config.first_norm:
                     normed_BPD = jnp.where(depth == 0, read_BPD, normed_BPD)
                 reading = _Reading(normed_BPD, length)
             else:
                 reading = _Reading(read_BPD, length)
-            # The part reads the positions that it needs; its output goes back to this device's.
+            # Gather the positions that the part reads; reduce its output to this device's.
             y = part(reading.for_part(splits), context.seen_by(splits))
             y = _to_stream(y, splits, config)
             if config.norm_position in ("output", "both"):
@@ -224,7 +225,7 @@ class Block(nn.Module):
             if config.adapter_size:
                 y = Adapter(config, name=f"{name}_adapter")(y)
             y = Dropout(config.dropout)(y, context.noise, places)
-            # ReZero (Bachlechner et al., 2020): a learned share, 0 at first.
+            # ReZero (Bachlechner et al., 2020): multiply by a learned number that starts at 0.
             if config.rezero:
                 zero = with_axes(nn.initializers.zeros)
                 y *= self.param(f"{name}_share", zero, (), parameter_dtype(config)).astype(y.dtype)
@@ -236,11 +237,11 @@ class Block(nn.Module):
         return x_BPD
 
 
-# What devices exchange around a part.
+# Communication around a part.
 
 
 class _Reading:
-    """Inputs of parts, gathered once for all parts that read the same positions."""
+    """Input of parts, gathered only once for all parts that read the same positions."""
 
     def __init__(self, own_BPD: Float[Array, "B P D"], length: int) -> None:
         self._own = own_BPD
@@ -248,7 +249,7 @@ class _Reading:
         self._gathered: dict[bool, Array] = {}
 
     def for_part(self, splits: Splits) -> Array:
-        """Return the positions that a part reads: whole rows, or this device's part of
+        """Return the input at the positions that a part reads: whole rows, or this device's part of
         `sequence`.
         """
         is_whole = "sequence" not in splits
@@ -259,7 +260,7 @@ class _Reading:
 
 
 def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
-    """Bring a part's output to this device's positions of the residual stream."""
+    """Reduce a part's output to this device's positions of the residual stream."""
     # The bias is added once, after the sum over devices.
     if isinstance(y, Unsummed):
         summed = _to_stream_wide(y.terms, splits, config)
@@ -268,7 +269,7 @@ def _to_stream(y: Written, splits: Splits, config: ModelDimensions) -> Float[Arr
 
 
 def _to_stream_wide(y: Array, splits: Splits, config: ModelDimensions) -> Float[Array, "B P D"]:
-    # A part that runs whole has written every position, and the same on every device.
+    # A part that runs whole has computed every position, identically on every device.
     if "sequence" not in splits:
         y = own_positions(y)
     if "tensor" in splits:
@@ -279,8 +280,8 @@ def _to_stream_wide(y: Array, splits: Splits, config: ModelDimensions) -> Float[
 
 
 def _shared(losses: Auxiliary, splits: Splits) -> Auxiliary:
-    """Return one device's share of auxiliary losses. They are added up over `sequence`, where a
-    part that runs whole computes all of them on each device.
+    """Return one device's share of auxiliary losses. The shares are later summed over `sequence`,
+    but a part that runs whole computes the complete losses on each device.
     """
     if "sequence" in splits:
         return losses
@@ -290,7 +291,7 @@ def _shared(losses: Auxiliary, splits: Splits) -> Auxiliary:
 def _mix(mixer: Any, y: Array, context: StackContext) -> tuple[Written, Auxiliary]:
     if parts("sequence") == 1 or "sequence" not in splits_of(mixer):
         return mixer(y, context)
-    # Devices that share rows send each other keys and values, and keep their own queries.
+    # Devices that share rows send each other keys and values, but keep their queries.
     return mixer(y, context, _whole_memory(mixer.memory(y, context)))
 
 
@@ -304,7 +305,7 @@ def _feed(
 ) -> tuple[Written, Auxiliary]:
     if "expert" not in splits_of(feed_forward):
         return feed_forward(y, context)
-    # Tokens travel to the devices that have their experts, and back.
+    # Send tokens to the devices that hold their experts, and the results back.
     routed = feed_forward.dispatch(y, context, drops)
     sent = jax.tree.map(to_experts, routed.sent)
     found = from_experts(feed_forward.compute(sent, context))

@@ -1,7 +1,7 @@
-"""What contradicts a model: the sentences of its parts, and of how they go together.
+"""Checks of a model: whether its parts accept their settings, and whether they go together.
 
-Settings check their own types and ranges when they are read, before jax is imported. What a setting
-means to a part only the part knows, so it is asked here.
+Settings check their own types and ranges when they are read, before jax is imported. Only a part
+knows what a setting means to it, so the parts are asked here.
 """
 
 from collections.abc import Iterator
@@ -36,12 +36,12 @@ from t5x_lite.resolve import plan, plan_objective, resolve_model
 def check_model(
     config: ModelDimensions, rows: RowShape, mesh: Mesh | None = None, platform: str = ""
 ) -> None:
-    """Refuse a model that its parts contradict, that cannot read rows of this shape, or that cannot
-    be split over the devices.
+    """Reject a model whose settings contradict each other, that cannot read rows of this shape, or
+    that cannot be split over the devices.
 
     Args:
-        mesh: with all sizes written out; None: one device.
-        platform: of the devices; empty: not known yet.
+        mesh: arrangement of the devices, with all sizes filled in; None: one device.
+        platform: platform of the devices; empty: not known yet.
 
     Raises:
         UserError: with the first contradiction.
@@ -55,7 +55,7 @@ def check_model(
 
 
 def plan_checked(config: RunConfig) -> RowPlan | TaskPlan:
-    """Plan the rows of a config as resolve.plan does, and refuse a model that cannot read them:
+    """Plan the rows of a config as resolve.plan does, and reject a model that cannot read them,
     before any text is prepared.
     """
     rows = plan(config)
@@ -64,28 +64,28 @@ def plan_checked(config: RunConfig) -> RowPlan | TaskPlan:
 
 
 def plan_objective_checked(config: RunConfig) -> RowPlan:
-    """Do the same for a config's objective, whether it has a task or not."""
+    """Do the same as plan_checked for a config's objective, even if the config has a task."""
     rows = plan_objective(config)
     check_settings(config.model, rows.shape)
     return rows
 
 
 def check_settings(model: Model, rows: RowShape) -> None:
-    """Check the model of a config, before its vocabulary is known."""
+    """Check the model of a config before its vocabulary is known."""
     size = model.vocab_size or 1
     longest = rows.longest_segment
     check_model(resolve_model(model, vocab_size=size, max_length=longest), rows)
 
 
 def contradictions(setting: Setting) -> Iterator[str]:
-    """Yield all sentences that say what contradicts what."""
+    """Yield one message per contradiction."""
     config, rows = setting.config, setting.rows
     if config.activation not in ACTIVATIONS:
         hint = nearest(config.activation, ACTIVATIONS)
         yield f"model.activation: got {config.activation!r}; {hint}"
-    make_norm(config, parent=None)  # refuses a norm that does not exist
+    make_norm(config, parent=None)  # raises for an unknown norm
 
-    # The parts.
+    # Each part by itself.
     positions, mixer = make_positions(config), make_mixer(config, parent=None)
     parts = [positions, mixer]
     for of_layer in layers_of_period(config):
@@ -96,14 +96,14 @@ def contradictions(setting: Setting) -> Iterator[str]:
         if hasattr(part, "contradictions"):
             yield from part.contradictions(setting)
 
-    # How they go together.
+    # Parts and settings in combination.
     names = [part_name(head) for head in config.heads]
     for head, name in zip(config.heads, names, strict=True):
         if name in HEADS:
             yield f"model.heads={head}: the objective or task asks for that; name your own alone"
         if names.count(name) > 1:
             yield f"model.heads: two are called {name}, which names their parameters; rename one"
-        find_head(head)  # refuses one that does not exist
+        find_head(head)  # raises for an unknown head
     if positions.in_attention and not getattr(mixer, "takes_positions", False):
         reason = f"is a part of attention, which mixer {config.mixer} is not"
         yield f"model.positions={config.positions}: {reason}; set none"
@@ -121,7 +121,7 @@ def contradictions(setting: Setting) -> Iterator[str]:
     if not (config.shared_input_layers or config.embedding_norm or positions.table_rows):
         reason = "there is neither a table of positions nor embedding_norm; set it to True"
         yield f"model.shared_input_layers=False: {reason}"
-    find_rules(config.attention_rules)  # refuses one that does not exist
+    find_rules(config.attention_rules)  # raises for an unknown rule
     yield from _of_local_layers(config)
     if positions.limit is not None and positions.limit < rows.longest_segment:
         reason = f"got {positions.limit}, but data.lengths go up to {rows.longest_segment}"
@@ -136,15 +136,15 @@ def contradictions(setting: Setting) -> Iterator[str]:
 def _of_local_layers(config: ModelDimensions) -> Iterator[str]:
     if not config.layer_pattern:
         return
-    find_rules(config.local_rules, "local_rules")  # refuses one that does not exist
+    find_rules(config.local_rules, "local_rules")  # raises for an unknown rule
     if not config.local_positions:
         return
-    local = make_positions(config, "local_positions")  # likewise
+    local = make_positions(config, "local_positions")  # raises for unknown positions
     for name, positions in (("positions", make_positions(config)), ("local_positions", local)):
         if not positions.only_rotates:
             got = f"got {getattr(config, name)} beside local_positions={config.local_positions}"
             yield f"model.{name}: {got}, expected rotary(…) or none"
-    # Local layers are those of a model with these positions.
+    # Check local layers as those of a model with these positions.
     as_positions = replace(config, positions=config.local_positions)
     for contradiction in make_positions(as_positions).contradictions(Setting(as_positions)):
         yield contradiction.replace("model.positions", "model.local_positions", 1)
@@ -223,8 +223,8 @@ def has_experts(config: ModelDimensions) -> bool:
 
 
 def undivided(config: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
-    """Say what of a model cannot be split over so many devices; empty if it can."""
-    # Contradictions that are there on one device, too, do not count.
+    """Say why a model cannot be split over this many devices; empty if it can."""
+    # Ignore contradictions that also exist on one device.
     mesh = Mesh(data=1, fsdp=fsdp, tensor=tensor)
     before = set(contradictions(Setting(config)))
     found = (text for text in contradictions(Setting(config, mesh=mesh)) if text not in before)
@@ -232,7 +232,7 @@ def undivided(config: ModelDimensions, fsdp: int = 1, tensor: int = 1) -> str:
 
 
 def shares_rows(config: ModelDimensions) -> bool:
-    """True if devices of `sequence` can share the rows of a model, and each saves work by it."""
+    """True if devices of `sequence` can share the rows of a model, and each saves work that way."""
     if runs_whole(config):
         return False
     mesh, before = Mesh(data=1, sequence=2), set(contradictions(Setting(config)))

@@ -28,13 +28,13 @@ class DecodingWeights(struct.PyTreeNode):
     to the compute dtype and stored as [out, in], which is faster for small batches.
     """
 
-    outer: Params  # all but the decoder's layers; under "decoder" its final norm and relative bias
-    layers: list[Params]  # variables of Block
-    head: Params  # what heads.logits reads
+    outer: Params  # all but the decoder's layers; "decoder" holds its final norm and relative bias
+    layers: list[Params]  # variables of each Block
+    head: Params  # parameters that heads.logits reads
 
 
 def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) -> Params:
-    """Return parameters as flax variables, with dense kernels transposed, in a collection of their
+    """Return parameters as flax variables, with dense kernels transposed in a collection of their
     own.
     """
     names: Any = flatten_dict(axes)
@@ -50,12 +50,12 @@ def _transpose_kernels(config: ModelDimensions, params: Params, axes: Params) ->
 
 def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights:
     """Rearrange the parameters of a model with a decoder for decoding."""
-    # The decoder's layers, each by itself.
+    # Unstack the decoder's layers.
     axes = parameter_axes(config)
     name = "stack" if config.shared_stacks else "decoder"
     stack, head = dict(params[name]), params.get("head", {})
     if "block" in stack:
-        # One block, repeated.
+        # All layers share one block.
         block = _transpose_kernels(config, stack.pop("block"), axes[name]["block"])
         layers = [block] * config.num_decoder_layers
     else:
@@ -70,7 +70,7 @@ def decoding_weights(config: ModelDimensions, params: Params) -> DecodingWeights
                 layer, layer_axes = (tree[f"block_{place}"] for tree in (layer, layer_axes))
             layers.append(_transpose_kernels(config, layer, layer_axes))
 
-    # The head; the embedding table is a transposed kernel already.
+    # The head. A tied embedding table is already a transposed kernel.
     of_head = _transpose_kernels(config, head, axes.get("head", {}))
     if config.tie_embeddings:
         table = params.get("decoder_embedding", params["embedding"])
@@ -84,14 +84,14 @@ class DecoderState(struct.PyTreeNode):
 
     blocks: list[BlockState]
     filled: Int[Array, "B S"]  # 1 where a slot holds a token of the text
-    positions: Int[Array, "B S"]  # its position in the text
+    positions: Int[Array, "B S"]  # position in the text of the token in each slot
     encoder_segments: Int[Array, "B E"] | None = None
 
 
 def initial_state(
     config: ModelDimensions, weights: DecodingWeights, rows: int, slots: int, row: Row | None = None
 ) -> DecoderState:
-    """Return the decoding state before the first token, with room for `slots` tokens.
+    """Return the decoding state before the first token, for up to `slots` tokens.
 
     Args:
         row: the encoder's input, if there is an encoder.
@@ -102,7 +102,7 @@ def initial_state(
     if row is None:
         return DecoderState(states, nothing, nothing)
 
-    # The encoder reads its row once, and each layer's cross-attention keeps its keys and values.
+    # Run the encoder once, and cache its keys and values for each layer's cross-attention.
     model: Any = Transformer(config, packed=False)
     encoded = model.apply({"params": weights.outer}, row, method=Transformer.encode).hidden_states
     attention: Any = CrossAttention(config)
@@ -128,20 +128,20 @@ def read_tokens(
     """Read T tokens per row into the slots from `slot` on, and return the hidden states of these
     tokens and the updated state.
 
-    They attend to all tokens read before, and causally to each other.
+    The new tokens attend to all tokens read before, and causally to each other.
 
     Args:
         is_real: 0 where a token is padding.
         bidirectional: the new tokens attend to each other both ways (the inputs of a prefix
             decoder).
     """
-    # Which slots are filled, and the attention mask of the new tokens over all slots.
+    # Mark the new slots as filled, and make the attention mask of the new tokens over all slots.
     update = jax.lax.dynamic_update_slice_in_dim
     state = state.replace(
         filled=update(state.filled, is_real, slot, 1),
         positions=update(state.positions, positions, slot, 1),
     )
-    # At slot 0 query t lies in slot t; one token by itself needs no causal mask.
+    # From slot 0 on, query t is in slot t. A single token needs no causal mask.
     is_beginning = isinstance(slot, int) and slot == 0
     mask = AttentionMask(
         is_real,
@@ -158,7 +158,7 @@ def read_tokens(
     if state.encoder_segments is not None:
         cross_mask = AttentionMask(is_real, state.encoder_segments)
 
-    # What the blocks share.
+    # The inputs that all blocks share.
     noise = Noise(jnp.arange(len(tokens)))
     stack: Any = Stack(config, len(weights.layers), share_layers=True)
     stack_params = {"params": weights.outer["decoder"]}

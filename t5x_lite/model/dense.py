@@ -1,4 +1,4 @@
-"""Dense layers and lookup tables, with the names of their axes.
+"""Dense layers and lookup tables with named axes.
 
 Shapes: B rows, T positions, H heads, K head_dim, V rows of a table, W its width.
 """
@@ -24,13 +24,11 @@ from t5x_lite.model.matmul import (
 )
 from t5x_lite.parallel.axes import check_names
 
-Parameter = Array | np.ndarray  # numpy, where a model is applied to arrays as they were imported
+Parameter = Array | np.ndarray  # numpy if a model is applied directly to imported arrays
 
 
 def parameter_dtype(config: ModelDimensions) -> Any:
-    """Return the type of parameters: float32, whatever the compute dtype, or float64 if that is
-    float64.
-    """
+    """Return the dtype of parameters: float64 if the compute dtype is float64, else float32."""
     return jnp.float64 if config.dtype == "float64" else jnp.float32
 
 
@@ -60,8 +58,8 @@ def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Ask the compiler to split the axes of an activation as the mesh says. Without a mesh, or if
-    each device runs its own program, return x itself.
+    """Ask the compiler to split the axes of an activation over the mesh. Return x itself if there
+    is no mesh, or if each device runs its own program.
     """
     check_names(axes)
     if jax.sharding.get_abstract_mesh().manual_axes:
@@ -72,13 +70,14 @@ def constrain(x: Array, *axes: str | None) -> Array:
 def kernel_init(
     config: ModelDimensions, fan_in: int, writes_to_stream: bool = False, is_query: bool = False
 ) -> Any:
-    """Return the initialiser of a dense kernel: normal or truncated normal, with init_stddev or, as
-    in T5, with fan_in^-½.
+    """Return the initialiser of a dense kernel: normal or truncated normal with a standard
+    deviation of init_stddev, or T5's normal with fan_in^-½.
 
     Args:
-        writes_to_stream: its output is added to the residual stream, which GPT-2 scales by depth.
-        is_query: with T5's initialisation it also holds the query_width^-½ that attention then
-            leaves out.
+        writes_to_stream: the output is added to the residual stream; with depth_scaled_init (GPT-2)
+            the standard deviation then decreases with depth.
+        is_query: the kernel computes queries. T5's initialisation then contains the factor
+            query_width^-½, if attention leaves it out (scale_attention=False).
     """
     stddev = config.init_stddev
     # T5 (Raffel et al., 2020; Mesh TensorFlow's layers).
@@ -86,10 +85,11 @@ def kernel_init(
         stddev = fan_in**-0.5
         if is_query and not config.scale_attention:
             stddev *= config.query_width**-0.5
-    # GPT-2: the residual stream is a sum of two parts a layer.
+    # GPT-2: the residual stream is a sum of two parts per layer.
     if config.depth_scaled_init and writes_to_stream:
         stddev *= (2 * config.num_layers) ** -0.5
-    # BERT: cut off at ± 2 σ, not rescaled: the standard deviation is then 0.88 σ, as in TensorFlow.
+    # BERT: truncated at ± 2 σ and not rescaled. As in TensorFlow, the standard deviation is then
+    # 0.88 σ.
     if config.init == "truncated":
         return nn.initializers.truncated_normal(stddev)
     return nn.initializers.normal(stddev)
@@ -108,20 +108,20 @@ def join_heads(x_BHTK: Array) -> Array:
 
 
 def _plus_identity(init: Any, scale: float) -> Any:
-    """Return the initialiser of a kernel, with scale · I added to what it draws."""
+    """Return an initialiser that adds scale · I to the kernel that `init` draws."""
     return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
 
 
 class Unsummed(NamedTuple):
-    """Output of a part that several devices share: terms of a sum over them, and the bias that is
-    added to the sum.
+    """Output of a part that several devices share: this device's term of a sum over them, and the
+    bias to add to the sum.
     """
 
     terms: Array
     bias: Array
 
 
-Written = Array | Unsummed  # what a part writes
+Written = Array | Unsummed  # output of a part, to be added to the residual stream
 
 
 class Dense(nn.Module):
@@ -129,13 +129,14 @@ class Dense(nn.Module):
 
     Attributes:
         writes_to_stream: the output is added to the residual stream. It is returned in float32 or
-            better, and where devices share the part (config.tensor_parts) it is a term of a sum.
-        is_last: it is what the part returns: the bias is added after that sum, see Unsummed.
+            better, and is one term of a sum if devices share the part (config.tensor_parts).
+        is_last: the output is the output of the whole part, so the bias is added after this sum;
+            see Unsummed.
         is_query: see kernel_init.
-        to_heads: [B, T, in] → [B, H, T, K], the features being H · K.
-        from_heads: [B, H, T, K] → [B, T, features], the inputs being H · K.
-        plus_identity: this multiple of I is added to the fresh kernel.
-        use_bias: None: as the config says.
+        to_heads: map [B, T, in] → [B, H, T, K], where H · K are the features.
+        from_heads: map [B, H, T, K] → [B, T, features], where H · K are the inputs.
+        plus_identity: multiple of I that is added to the kernel at initialisation.
+        use_bias: whether there is a bias; None: as config.bias.
     """
 
     config: ModelDimensions
@@ -156,7 +157,7 @@ class Dense(nn.Module):
         rows = join_heads(x) if self.from_heads else x
 
         # x W
-        if self.has_variable("transposed", "kernel"):  # in decoding: see decoding.py
+        if self.has_variable("transposed", "kernel"):  # when decoding, see decoding.py
             y = matmul_transposed(rows, self.get_variable("transposed", "kernel"))
         else:
             inputs = rows.shape[-1]
@@ -181,21 +182,21 @@ class Dense(nn.Module):
         if has_bias:
             zeros = with_axes(nn.initializers.zeros, self.axes[-1])
             bias = self.param("bias", zeros, (self.features,), dtype)
-            # y is one device's term of a sum: a bias added to every term would count repeatedly.
+            # y is one device's term of a sum. A bias added to each term would count repeatedly.
             if self.writes_to_stream and config.tensor_parts > 1:
                 if self.is_last:
                     return Unsummed(y, bias)
                 bias = bias / config.tensor_parts  # each device adds its share
             y += bias.reshape(y.shape[rows.ndim - 1 :])
 
-        # The residual sum reads y once, and may read it unrounded.
+        # Only the residual sum reads y, so it need not be rounded.
         if self.writes_to_stream:
             return y
         y = rounded(y, config.dtype)
         return split_heads(y, config.head_dim) if self.to_heads else y
 
     def _low_rank(self, x: Array) -> Array:
-        """LoRA (Hu et al., 2022, §4.1): x A B · alpha / rank; B is zero at first."""
+        """Return LoRA's update x A B · alpha / rank (Hu et al., 2022, §4.1). B is zero at first."""
         config, dtype = self.config, parameter_dtype(self.config)
         a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as released
         a_axes, b_axes = (self.axes[0], "adapter"), ("adapter", self.axes[1])
@@ -207,14 +208,14 @@ class Dense(nn.Module):
 
 
 def look_up(table_VW: Any, ids: Any) -> Array:
-    """Return the rows of a table by their numbers. The gradient is summed in float32 or better,
-    whatever the table's type.
+    """Look up rows of a table by id. The gradient is summed in float32 or better, regardless of the
+    table's dtype.
     """
     if table_VW.dtype == wide_dtype(table_VW.dtype):
         return jnp.take(table_VW, ids, 0)
 
-    # A sum in bfloat16 stops growing once one term is smaller than its rounding: the gradient of a
-    # frequent token would be cut short.
+    # A sum in bfloat16 stops growing once its terms are smaller than its rounding error, so the
+    # gradient of a frequent token would be too small.
     @jax.custom_vjp
     def take(table: Parameter) -> Array:
         return jnp.take(table, ids, 0)

@@ -1,11 +1,11 @@
 """FLOPs of the matrix products that the mathematics requires, and the peak of devices, for MFU.
 
-Multiply and add count as two; the backward pass is twice the forward. Recomputation, norms and
-softmax do not count; causal attention counts half of its square, that of a prefix decoder, whose
-split varies, all of it, and a mixture of both the mean over its rows; the output layer counts
-scored positions only; what is computed once for all rows, such as Transformer-XL's distances, does
-not count. Parameters that are not trained count as if they were. Each part of a block and each head
-states its own cost.
+A multiply-add counts as two, and the backward pass as twice the forward pass. Recomputation, norms
+and softmax do not count. Causal attention counts half of its square. A prefix decoder, whose split
+varies, counts all of it, and a mixture of both counts the mean over its rows. The output layer
+counts scored positions only. Work that is done once for all rows, such as Transformer-XL's
+distances, does not count. Frozen parameters count as if they were trained. Each part of a block and
+each head states its own cost.
 """
 
 from t5x_lite.config import ModelDimensions
@@ -19,10 +19,10 @@ from t5x_lite.model.parts.table import layers_of_period, make_feed_forward, make
 
 
 def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int) -> float:
-    """Return the FLOPs of one row's forward pass, its companions left out.
+    """Return the FLOPs of one row's forward pass, without companions.
 
     Args:
-        scored: positions at which the output layer is computed, a mean over rows.
+        scored: mean number of positions per row at which the output layer is computed.
     """
     total = 0.0
     if config.is_factorised:
@@ -34,6 +34,7 @@ def forward_flops(config: ModelDimensions, shape: RowShape, scored: float | int)
         total += _stack_flops(config, config.num_layers, encoder)
     if shape.decoder:
         layers = config.num_decoder_layers * (2 if config.backward_decoder else 1)
+        # In a mixture of objectives, only a share of the decoder's rows is bidirectional.
         bidirectional = 1.0 if shape.bidirectional_prefix else shape.looks_ahead
         visible = 0.0
         for sees_ahead, share in ((True, bidirectional), (False, 1 - bidirectional)):
@@ -64,8 +65,8 @@ def _stack_flops(config: ModelDimensions, layers: int, stack: StackShape) -> flo
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of a device for the compute type; None if it is not known, as for
-    every CPU.
+    """Return the peak FLOP/s of a device for a compute dtype; None if it is not known, as for every
+    CPU.
     """
     chip = chip_of(device_kind)
     return chip.peak if chip and dtype == "bfloat16" else None

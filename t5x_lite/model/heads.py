@@ -1,13 +1,14 @@
-"""Heads: what is predicted from the hidden states. HEAD_MODULES holds the layers, by the name of
-their parameters, and what they cost; each entry of HEADS says which hidden states a head reads, its
-loss as sums, and the row keys it needs.
+"""Heads, which predict from the hidden states. HEAD_MODULES holds their layers, by the name of the
+parameters, and what these cost. Each entry of HEADS says which hidden states a head reads, how its
+loss is computed as sums, and which row keys it needs.
 
-A head of your own is a function that returns a Head, with layers of its own if it needs some, and
-is named in the settings of the model: model.heads=("my_module.my_head",).
+A head of your own is a function that returns a Head, with layers of its own if it needs any. Name
+it in the settings of the model: model.heads=("my_module.my_head",).
 
-A head is written for one device. Where several devices share rows, it gets whole rows, unless it
+A head is written for one device. If several devices share rows, it gets whole rows, unless it
 `splits_rows`: then it gets this device's positions of hidden states and row keys, and its sums are
-added up. Where they share the vocabulary, it gets this device's part of the output layer.
+added over the devices. If they share the vocabulary, it gets this device's part of the output
+layer.
 
 Shapes: B rows, T positions, K scored positions, S segments with a label, D d_model, V embedding
 rows, C classes.
@@ -51,7 +52,7 @@ from t5x_lite.model.parts.contract import Auxiliary
 from t5x_lite.model.parts.norms import make_norm
 from t5x_lite.model.parts.options import part_name
 
-# A batch of rows, [B, …] each, by the keys of data/rows/layouts.py.
+# A batch of rows: arrays [B, …] by the keys of data/rows/layouts.py.
 Row = dict[str, Array]
 Params = dict[str, Any]
 
@@ -60,9 +61,10 @@ class ModelOutput(NamedTuple):
     """Output of the Transformer, which heads read.
 
     Attributes:
-        hidden_states: of the decoder, or of an encoder that has none.
-        auxiliary: of each stack, losses by name, summed over its positions that are no padding.
-        backward_states: of a backward decoder: at each position, what comes after it.
+        hidden_states: hidden states of the decoder, or of the encoder if there is no decoder.
+        auxiliary: the losses of each stack by name, summed over its non-padding positions.
+        backward_states: hidden states of a backward decoder, which at each position has read the
+            text after it.
     """
 
     hidden_states: Float[Array, "B T D"]
@@ -71,7 +73,7 @@ class ModelOutput(NamedTuple):
 
     @property
     def both_ways(self) -> Float[Array, "B T F"]:
-        """States of both decoders at each position, concatenated; of one, if there is one."""
+        """Hidden states of both decoders, concatenated at each position, or of the only one."""
         if self.backward_states is None:
             return self.hidden_states
         return jnp.concatenate([self.hidden_states, self.backward_states], -1)
@@ -81,10 +83,10 @@ class HeadInput(NamedTuple):
     """Inputs of a head's loss.
 
     Attributes:
-        params: of the whole model.
-        states: the hidden states that the head reads: what its `read` returned.
-        vocabulary: the part of the vocabulary that this device has.
-        noise, key: of dropout; key None: there is none.
+        params: parameters of the whole model.
+        states: the hidden states that the head's `read` returned.
+        vocabulary: this device's part of the vocabulary.
+        noise, key: for dropout; key=None: no dropout.
     """
 
     config: ModelDimensions
@@ -98,8 +100,8 @@ class HeadInput(NamedTuple):
 
 
 class LanguageModelHead(nn.Module):
-    """Hidden states [..., D] to logits [..., V], float32, by a kernel [D, V]: the embedding table
-    transposed, or its own. With config.mlm_head BERT's transform comes first.
+    """Map hidden states [..., D] to float32 logits [..., V] by a kernel [D, V]: the transposed
+    embedding table, or its own. With config.mlm_head, BERT's transform comes first.
     """
 
     config: ModelDimensions
@@ -113,7 +115,8 @@ class LanguageModelHead(nn.Module):
     ) -> Float[Array, "*rows V"]:
         config, dtype = self.config, parameter_dtype(self.config)
 
-        # To the width of the table: BERT's transform, or, where embeddings are factorised, a layer.
+        # Project to the width of the table, by BERT's transform, or by one layer if embeddings are
+        # factorised.
         width = config.embedding_size if config.tie_embeddings else config.d_model
         width_axis = "factor" if width != config.d_model else "pooled"
         if config.mlm_head:
@@ -121,14 +124,14 @@ class LanguageModelHead(nn.Module):
             hidden = make_norm(config, name="norm")(activate(config.activation, hidden))
         elif width != config.d_model:
             hidden = Dense(config, width, ("embed", width_axis), name="dense")(hidden)
-        # T5 1.0, whose output layer is the embedding table.
+        # T5 1.0 scales the hidden states, since its output layer is the embedding table.
         if config.scale_logits:
             hidden = hidden * config.d_model**-0.5
         hidden = hidden.astype(config.dtype)
 
-        # Times the table.
+        # Multiply by the table.
         rows = config.embedding_rows
-        if self.has_variable("transposed", "output"):  # in decoding: see decoding.py
+        if self.has_variable("transposed", "output"):  # when decoding, see decoding.py
             logits = matmul_transposed(hidden, self.get_variable("transposed", "output"))
         else:
             if not config.tie_embeddings:
@@ -142,7 +145,7 @@ class LanguageModelHead(nn.Module):
             logits += self.param("bias", with_axes(nn.initializers.zeros, "vocab"), (rows,), dtype)
         logits = softcapped(logits, config.logits_softcap)
 
-        # Mask the padding of the vocabulary.
+        # Mask the ids that pad the vocabulary.
         if rows * config.tensor_parts > config.vocab_size:
             ids = jnp.arange(rows) if ids is None else ids
             logits = jnp.where(ids < config.vocab_size, logits, MASKED)
@@ -152,10 +155,10 @@ class LanguageModelHead(nn.Module):
 
 
 class SequenceLabelHead(nn.Module):
-    """The hidden state of one position [..., D] to logits [..., C], float32.
+    """Map the hidden state of one position [..., D] to float32 logits [..., C].
 
-    Of an encoder BERT's pooler and the layer on it (released code); of a decoder that layer alone
-    (Radford et al., 2018, §3.2).
+    An encoder has BERT's pooler and the layer on top of it (released code). A decoder has only this
+    layer (Radford et al., 2018, §3.2).
     """
 
     config: ModelDimensions
@@ -172,8 +175,8 @@ class SequenceLabelHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Hidden states [..., D] to logits [..., C] of each position, float32: whether an answer begins
-    and whether it ends there (Devlin et al., 2019, §4.2), or the labels of a word (§5.3).
+    """Map hidden states [..., D] to float32 logits [..., C] at each position: whether an answer
+    begins and whether it ends there (Devlin et al., 2019, §4.2), or the labels of a word (§5.3).
     """
 
     config: ModelDimensions
@@ -188,9 +191,11 @@ class HeadModule(NamedTuple):
     """The layers of a head.
 
     Attributes:
-        call: (layers, output of the Transformer, embedding table) → theirs, for initialisation.
+        make: config → the layers.
+        call: (layers, output of the Transformer, embedding table) → their output, for
+            initialisation.
         flops: (config, positions of a row, scored positions) → FLOPs of a row's forward pass.
-        wanted: True for a model that has them.
+        wanted: config → True if the model has these layers.
     """
 
     make: Callable[[ModelDimensions], Any]
@@ -200,7 +205,7 @@ class HeadModule(NamedTuple):
 
 
 def _language_model_flops(config: ModelDimensions, positions: int, scored: float | int) -> float:
-    """Return the FLOPs of the layers before the output table, and of the table."""
+    """Return the FLOPs of the output table and of the layers before it."""
     width = config.embedding_size if config.tie_embeddings else config.d_model
     products = config.vocab_size * width
     if config.mlm_head or width != config.d_model:
@@ -215,9 +220,9 @@ def _quiet(rows: int) -> Noise:
     return Noise(jnp.arange(rows))
 
 
-_OWN = "head_"  # begins the names that parameters of your own heads lie under
+_OWN = "head_"  # prefix of the names of your own heads' parameters
 
-# By the key of the model's parameters.
+# By their key in the model's parameters.
 HEAD_MODULES = {
     "head": HeadModule(
         LanguageModelHead,
@@ -248,7 +253,7 @@ def head_params(params: Params) -> Params:
     """Select the part of a model's parameters that `logits` reads."""
     head = params.get("head", {})
     table = params.get("decoder_embedding", params["embedding"])
-    # Tied embeddings: the decoder's table, transposed, unless the head has a kernel of its own.
+    # Tied embeddings: use the decoder's table, transposed, unless the head has its own kernel.
     kernel = None if "output" in head else table.T
     return {"head": head, "kernel": kernel}
 
@@ -262,8 +267,8 @@ def logits(
     """Map hidden states to logits over the vocabulary.
 
     Args:
-        params: what `head_params` picks.
-        ids: of the columns of the output layer; None: all, in order.
+        params: what `head_params` returns.
+        ids: vocabulary ids of the columns of the output layer; None: all ids, in order.
     """
     variables = {"params": params["head"], "transposed": params.get("transposed", {})}
     head: Any = LanguageModelHead(config)
@@ -280,16 +285,17 @@ class Head:
     """One head and its loss.
 
     Attributes:
-        row_keys: that rows must have.
-        read: output of the Transformer → the hidden states that it predicts from.
-        sums: the loss of what `read` returns.
-        weight: by which the sums of a batch are divided.
-        metric_prefix: of loss and accuracy.
-        outputs: what a task's predictions are made of, logits [B, n, …]; None: the head predicts
-            tokens.
+        row_keys: keys that rows must have.
+        read: output of the Transformer → the hidden states that the head predicts from.
+        sums: computes the loss, as sums, from what `read` returned.
+        weight: divisor of the sums of a batch.
+        metric_prefix: prefix of the names of its loss and accuracy.
+        outputs: computes the logits [B, n, …] that a task's predictions are made from; None: the
+            head predicts tokens.
         outputs_per: what n counts: labels, positions, or scored positions.
-        splits_rows: True if it treats each position of a decoder alone.
-        layers: of a head of your own; the parameters of my_module.my_head lie under head_my_head.
+        splits_rows: True if it processes each position of a decoder independently.
+        layers: layers of a head of your own; the parameters of my_module.my_head are named
+            head_my_head.
     """
 
     row_keys: tuple[str, ...]
@@ -331,7 +337,7 @@ def _backward_states(output: ModelOutput, row: Row) -> Float[Array, "B T D"]:
 
 
 def _backward_weights(row: Row) -> Float[Array, "B T"]:
-    """Return 1 where a token is predicted from those after it: all but the start token."""
+    """Return 1 for tokens that are predicted from those after them: all but the start token."""
     is_text = (row["decoder_segments"] > 0) & (row["decoder_positions"] > 0)
     return is_text.astype(row["decoder_weights"].dtype)
 
@@ -341,7 +347,7 @@ def _backward_sums(given: HeadInput) -> Sums:
 
 
 def _auxiliary_lm_sums(given: HeadInput) -> Sums:
-    """Return the language model's sums, with its loss scaled (Radford et al., 2018, eq. 5)."""
+    """Return the language model's sums, with a scaled loss (Radford et al., 2018, eq. 5)."""
     sums = _decoder_sums(given)
     return sums | {"total_loss": given.settings.auxiliary_lm * sums["total_loss"]}
 
@@ -355,7 +361,7 @@ def _class_logits(
 ) -> Array:
     head: Any = SequenceLabelHead(config)
     rngs = {} if key is None else {"dropout": key}
-    # Without a key there is no dropout: evaluation and inference.
+    # In evaluation and inference there is no key, and no dropout.
     noise = _quiet(len(states)) if noise is None or key is None else noise
     return head.apply({"params": params["classifier"]}, states, noise, rngs=rngs)
 
@@ -371,14 +377,14 @@ def _sequence_label_sums(given: HeadInput) -> Sums:
 
 
 def _label_states(output: ModelOutput, row: Row) -> Float[Array, "B S F"]:
-    """Select the hidden state that the label of each segment is read from, and of a backward
-    decoder also the one that has read all of the segment, its first.
+    """Select the hidden state from which the label of each segment is predicted. A backward decoder
+    adds its state at the segment's first position, where it has read the whole segment.
     """
     places = row["label_positions"]
     states = jnp.take_along_axis(output.hidden_states, places[..., None], 1)
     if output.backward_states is None:
         return states
-    # Positions count from 0 in each segment, so place less position is its first place.
+    # Positions count from 0 in each segment, so place − position is the segment's first place.
     firsts = places - jnp.take_along_axis(row["decoder_positions"], places, 1)
     backward = jnp.take_along_axis(output.backward_states, firsts[..., None], 1)
     return jnp.concatenate([states, backward], -1)
@@ -412,8 +418,8 @@ def _token_logits(
 def _span_sums(given: HeadInput) -> Sums:
     predicted, row = _token_logits(given.config, given.params, given.states), given.row
     weights = row["label_weights"].astype(predicted.dtype)
-    # Answers are given by their places within a segment, logits by places in the row.
-    starts = row["label_positions"]  # of the segments
+    # Answers are places within a segment; logits are indexed by places in the row.
+    starts = row["label_positions"]  # first place of each segment
     spans = row["label_values"].astype(jnp.int32) + starts[..., None]
     return span_sums(predicted, spans, weights, row["encoder_segments"])
 
@@ -425,7 +431,7 @@ def _token_class_sums(given: HeadInput) -> Sums:
 
 
 def _real_rows(row: Row) -> Array:
-    """True for rows that are no padding: [B]."""
+    """Return True for rows that are not padding: [B]."""
     return row["encoder_segments"][:, 0] > 0
 
 
@@ -476,7 +482,7 @@ HEADS = {
         weight=lambda row: _real_rows(row).sum(),
         metric_prefix="label_",
     ),
-    # A decoder's texts beside their labels (Radford et al., 2018).
+    # The texts of a decoder's task, in addition to their labels (Radford et al., 2018).
     "auxiliary_lm": Head(
         row_keys=("decoder_targets", "decoder_weights"),
         read=lambda output, row: output.hidden_states,
@@ -488,7 +494,7 @@ HEADS = {
     # One position of each segment: tasks.
     "class": _label_head(_class_sums),
     "number": _label_head(_number_sums),
-    # Several segments are answers to one question: which of them?
+    # Several segments are answers to one question: which one is right?
     "choice": _label_head(
         _choice_sums,
         row_keys=("label_groups",),
@@ -516,10 +522,10 @@ HEADS = {
 
 
 def find_head(text: str) -> Head:
-    """Find a head by its name in HEADS, or one of your own by that of its module.
+    """Find a head by its name in HEADS, or one of your own as my_module.my_head.
 
     Raises:
-        UserError: for a name or an option that does not exist.
+        UserError: for an unknown name or option.
     """
     if text in HEADS:
         return HEADS[text]
@@ -530,14 +536,14 @@ def find_head(text: str) -> Head:
     if not isinstance(head, Head):
         reason = f"got {head!r}, expected a function that returns a model.heads.Head"
         raise UserError(BAD_CONFIG, f"model.heads={text}: {reason}")
-    # Without a prefix of its own, its metrics would be mistaken for the language model's.
+    # Without a prefix, its metrics would be mistaken for the language model's.
     if head.metric_prefix:
         return head
     return replace(head, metric_prefix=f"{part_name(text)}_")
 
 
 def head_layers(config: ModelDimensions) -> dict[str, HeadModule]:
-    """Find the layers of all heads of a model, by the names that their parameters lie under."""
+    """Return the layers of all heads of a model, by the names of their parameters."""
     found = {name: layers for name, layers in HEAD_MODULES.items() if layers.wanted(config)}
     for text in config.heads:
         layers = find_head(text).layers
@@ -547,5 +553,5 @@ def head_layers(config: ModelDimensions) -> dict[str, HeadModule]:
 
 
 def is_of_head(name: str) -> bool:
-    """Return True for the name that the parameters of a head lie under."""
+    """True for the name of a head's parameters."""
     return name in HEAD_MODULES or name.startswith(_OWN)

@@ -1,4 +1,4 @@
-"""The kernels that compute attention, and which of them computes it where.
+"""The kernels that compute attention, and the choice between them.
 
 Shapes: B rows, T queries, S keys, H heads, G key and value heads (H a multiple of G), K head_dim.
 """
@@ -41,9 +41,9 @@ def reference(
     """Return softmax(q kᵀ + bias) v over the keys that are not masked, written as in the paper
     (Vaswani et al., 2017, eq. 1).
 
-    q is scaled already; bias: [1 or B, H, T, S].
+    q is already scaled; bias: [1 or B, H, T, S].
     """
-    # Each key and value head serves a group of query heads.
+    # Each K/V head serves a group of query heads.
     group_size = q.shape[1] // k.shape[1]
     k = jnp.repeat(k, group_size, 1)
     v = jnp.repeat(v, group_size, 1)
@@ -57,8 +57,8 @@ def reference(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _rounded_softmax(logits: Weights, dtype: np.dtype) -> Weights:
-    """Softmax in the type of the logits, rounded to `dtype`; only the rounded weights are kept for
-    the gradient.
+    """Compute the softmax in the dtype of the logits, and round it to `dtype`. Only the rounded
+    weights are kept for the backward pass.
     """
     return jax.nn.softmax(logits).astype(dtype)
 
@@ -70,13 +70,13 @@ def _rounded_softmax_jvp(
     (logits,), (dlogits,) = primals, tangents
     weights = _rounded_softmax(logits, dtype)
 
-    # With p = softmax(z): dp = p ⊙ (dz − Σ p dz), for which p is enough.
+    # With p = softmax(z): dp = p ⊙ (dz − Σ p dz), so p is all that it needs.
     def jacobian(weights: Weights, tangent: Weights) -> Weights:
         weights, tangent = weights.astype(logits.dtype), tangent.astype(logits.dtype)
         return weights * (tangent - (weights * tangent).sum(-1, keepdims=True))
 
-    # linear_call keeps its argument `weights` as it is; jax's own transpose of the Jacobian would
-    # keep the copy that is cast to the wider type.
+    # linear_call keeps the rounded `weights`; jax's own transpose of the Jacobian would keep the
+    # copy that is cast to the wider dtype.
     tangent = linear_call(
         lambda weights, dlogits: jacobian(weights, dlogits).astype(dtype),
         jacobian,  # it is symmetric
@@ -90,7 +90,7 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array, softcap: float = 0.
     """Return softmax(q kᵀ + mask_bias), with sums in float32; mask_bias: AttentionMask.bias.
 
     Args:
-        softcap: of q kᵀ; 0: none.
+        softcap: soft cap of q kᵀ; 0: none.
     """
     B, H, T, K = q.shape
     G = k.shape[1]
@@ -98,7 +98,7 @@ def attention_weights(q: Queries, k: Keys, mask_bias: Array, softcap: float = 0.
     grouped_q = q.reshape(B, G, -1, K)
     logits = matmul_transposed(grouped_q, k).reshape(B, H, T, -1)
     logits = softcapped(logits, softcap) + mask_bias.astype(logits.dtype)
-    # float64 is for numerical tests: jax's own derivatives, of any order.
+    # float64 is for numerical tests, which need jax's own derivatives, of any order.
     if q.dtype == jnp.float64:
         return jax.nn.softmax(logits)
     return _rounded_softmax(logits, q.dtype)
@@ -124,10 +124,10 @@ def plain(
     dropout: Callable[[Array], Array] = lambda weights: weights,
     softcap: float = 0.0,
 ) -> Queries:
-    """Attention by two matrix products, with dropout on the weights.
+    """Compute attention by two matrix products, with dropout on the weights.
 
-    Long causal rows are split in halves: queries of the first attend to no key of the second, so a
-    quarter of the logits is not computed; the first half is split again.
+    Long causal rows are split in halves. Queries of the first half attend to no key of the second,
+    so a quarter of the logits need not be computed. The first half is split again.
     """
     half = q.shape[2] // 2
     has_all_queries = mask.query_positions is None and mask.query_places is None
@@ -136,7 +136,7 @@ def plain(
         weights = attention_weights(q, k, mask_bias, softcap)
         return weighted_sum(dropout(weights), v)
 
-    # The first half attends to itself, again by halves.
+    # The first half attends to itself, and is split again.
     early_bias = mask_bias[:, :, :half, :half]
     early_q, early_k, early_v = (x[:, :, :half] for x in (q, k, v))
     early = plain(early_q, early_k, early_v, mask, early_bias, dropout, softcap)
@@ -147,20 +147,20 @@ def plain(
 
 
 def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None) -> Queries:
-    """cuDNN's flash attention (NVIDIA, bfloat16). Rows of one segment pass lengths and no mask;
-    packed rows and prefixes pass a mask, since it knows of no segments.
+    """Compute attention by cuDNN's flash attention (NVIDIA, bfloat16). Rows of one segment pass
+    lengths instead of a mask. Packed rows and prefixes pass a mask, since cuDNN has no segments.
     """
     options: dict[str, Any] = {"bias": None if bias is None else bias.astype(q.dtype)}
     if mask.packed or mask.prefix is not None or mask.query_places is not None:
         options["mask"] = mask.mask()
     elif mask.causal:
-        # Padding is at the end, where no query of the segment looks.
+        # Padding is at the end, so no query of the segment attends to it.
         options["is_causal"] = True
     else:
-        # At least one key: a row that is all padding must not be 0 / 0.
+        # Keep at least one key: a row that is all padding must not give 0 / 0.
         lengths = (mask.key_segments > 0).sum(-1, dtype=jnp.int32)
         options["key_value_seq_lengths"] = jnp.maximum(lengths, 1)
-    # The step is only planned, for devices that are not here.
+    # Without a GPU here, the step is only being planned.
     if jax.default_backend() != "gpu":
         shown = [x for x in (bias, options.get("mask")) if x is not None]
         return _planned(q, k, v, *shown)
@@ -172,7 +172,7 @@ def cudnn(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
 
 @jax.custom_vjp
 def _planned(*operands: Array) -> Array:
-    """Stand-in that reads and writes the arrays of cuDNN's attention: it can be traced, not run."""
+    """Stand-in with the inputs and outputs of cuDNN's attention. It can be traced, but not run."""
     return _planned_forward(*operands)[0]
 
 
@@ -205,11 +205,11 @@ def splash(
     softcap: float = 0.0,
     interpret: bool = False,
 ) -> Queries:
-    """Splash attention (TPU), which knows of segments.
+    """Compute attention by Splash attention (TPU), which supports segments.
 
     Args:
-        softcap: of the logits; 0: none.
-        interpret: compute without a TPU, for tests.
+        softcap: soft cap of the logits; 0: none.
+        interpret: True to compute without a TPU, for tests.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
@@ -226,13 +226,14 @@ def splash(
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and not mesh.manual_axes:
-        # The compiler splits no kernel: each device computes its own rows and heads.
-        # Several K/V heads, but too few for `tensor` to split, are repeated: one per query head.
+        # The compiler cannot split a kernel, so each device computes its own rows and heads.
+        # If there are several K/V heads, but too few for `tensor` to split, repeat them: one per
+        # query head.
         if 1 < k.shape[1] < mesh.shape["tensor"]:
             group = q.shape[1] // k.shape[1]
             k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
         heads = logical_to_mesh_axes(("batch", "heads", None, None))
-        # K/V heads that `tensor` does not divide are whole on each device.
+        # If `tensor` does not divide the K/V heads, each device has all of them.
         is_split = k.shape[1] % mesh.shape["tensor"] == 0
         kv_heads = heads if is_split else logical_to_mesh_axes(("batch", None, None, None))
         rows = logical_to_mesh_axes(("batch", None))
@@ -250,8 +251,8 @@ def _splash_kernel(
 
     # The largest block that divides both lengths, for the forward and the backward pass.
     block = next(size for size in (512, 256, 128) if T % size == 0 and S % size == 0)
-    # Several devices may share a row, each with its own queries. The causal mask is then made
-    # for the whole row, with its queries in the order in which the devices hold them.
+    # Several devices may share a row, each with its own queries. The causal mask is then built for
+    # the whole row, with its queries in the order in which the devices hold them.
     devices = mask.shards if mask.causal else 1
     pattern: Any = masks.FullMask((T, S))
     if mask.causal:
@@ -279,7 +280,7 @@ def _splash_kernel(
 
 def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
     """Return this device's shard of a Splash kernel that was built for the whole sequence."""
-    # The kernel says how a mesh splits its arrays: what it holds of each block of queries.
+    # The kernel says how a mesh splits its arrays, which hold data about each block of queries.
     mesh = jax.sharding.AbstractMesh((mask.shards,), ("sequence",))
     queries = PartitionSpec(None, "sequence")
     specs = kernel.manual_sharding_spec(NamedSharding(mesh, queries))
@@ -295,14 +296,15 @@ def _own_queries(kernel: Any, mask: AttentionMask) -> Any:
 
 
 def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None = None) -> Queries:
-    """Flash attention with a bias (TPU): relative positions of T5, ALiBi, prefixes. It computes one
-    row at a time, so that the bias of all logits, and its gradient, exist for one row only.
+    """Compute attention by flash attention with a bias (TPU), for T5's relative positions, ALiBi
+    and prefixes. Rows are computed one at a time, so that the bias of all logits, and its gradient,
+    exist for one row only.
 
     bias: [1, H, T, S].
     """
     from jax.experimental.pallas.ops.tpu import flash_attention as pallas
 
-    # Segments and the past are known to the kernel; all else is put into the bias.
+    # The kernel handles segments and plain causal masks; everything else goes into the bias.
     is_plainly_causal = mask.causal and mask.prefix is None and mask.query_places is None
     group_size = q.shape[1] // k.shape[1]
     shape = 1, q.shape[1], q.shape[2], k.shape[2]
@@ -325,12 +327,12 @@ def flash(q: Queries, k: Keys, v: Keys, mask: AttentionMask, bias: Array | None 
     return jax.lax.map(attend, rows)
 
 
-# Fused kernels take the mask itself; `plain` takes the bias that is made of it.
+# Fused kernels take the mask itself; `plain` takes the bias that is made from it.
 FUSED_KERNELS = {"cudnn": cudnn, "splash": splash, "flash": flash}
 TPU_KERNELS = ("splash", "flash")
-# The kernels that are better than plain on a platform, best first.
+# The kernels that are better than plain on each platform, best first.
 _BEST = {"gpu": ("cudnn",), "tpu": TPU_KERNELS}
-# Below so many logits of a head, plain is no slower than flash.
+# With fewer logits per head than this, plain is no slower than flash.
 _LEAST_FOR_FLASH = 1024 * 1024
 
 
@@ -340,13 +342,13 @@ def reason_against(
     """Say why a kernel cannot compute this attention; empty if it can.
 
     Args:
-        kind: of positions that act in this attention.
-        dropout: on the weights, now.
+        kind: the positions of this attention.
+        dropout: True if there is now dropout on the weights.
     """
     T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
         return ""
-    # No fused kernel has these.
+    # Features that fused kernels lack (only Splash has a soft cap).
     if dropout:
         return "it has no dropout on attention weights"
     if kind.needs_logits:
@@ -357,7 +359,7 @@ def reason_against(
         return "its mask has rules that no fused kernel knows"
     if kernel == "cudnn":
         return _reason_against_cudnn(config, T, S)
-    # The kernels for TPUs, whose smallest blocks are 128 positions.
+    # The kernels for TPUs, with blocks of at least 128 positions.
     if T % 128 or S % 128:
         return f"{T} × {S} are no multiples of 128"
     if config.dtype == "bfloat16" and target_kind().startswith(("TPU v2", "TPU v3")):
@@ -372,7 +374,7 @@ def reason_against(
 
 
 def _reason_against_cudnn(config: ModelDimensions, T: int, S: int) -> str:
-    """Say why cuDNN cannot compute this attention, or its gradient; empty if it can."""
+    """Say why cuDNN cannot compute this attention or its gradient; empty if it can."""
     generation = cuda_generation(target_kind())
     if not generation:
         return f"it needs an NVIDIA GPU, this is {target_kind()}"
@@ -391,7 +393,7 @@ def _reason_against_cudnn(config: ModelDimensions, T: int, S: int) -> str:
 def explain_choice(
     config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool = False
 ) -> str:
-    """Say which kernel computes this attention, and where that is plain, why no better one does."""
+    """Say which kernel computes this attention and, if it is plain, why no better one does."""
     kernel = choose_kernel(config, mask, kind, dropout)
     if kernel != "plain" or config.attention_kernel != "auto":
         return kernel
@@ -413,12 +415,12 @@ def choose_kernel(
     config.attention_kernel.
 
     Args:
-        kind: of positions that act in this attention.
+        kind: the positions of this attention.
 
     Raises:
         UserError: if the named kernel cannot compute it.
     """
-    # Queries of text that is being generated are few, and keys lie in the slots of a cache.
+    # During generation, queries are few, and keys are in the slots of a cache.
     is_decoding = mask.query_segments.shape[1] == 1 or mask.query_positions is not None
     if is_decoding:
         return "plain"

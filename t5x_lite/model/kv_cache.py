@@ -1,6 +1,6 @@
 """The KV cache: keys and values of the tokens read so far.
 
-Shapes: B rows, G key and value heads, S slots, T tokens read now, K head_dim.
+Shapes: B rows, G K/V heads, S slots, T tokens read now, K head_dim.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class KVCache(struct.PyTreeNode):
         values: Float[Array, "B G T K"],
         slot: int | Int[Array, ""],
     ) -> "KVCache":
-        """Return the cache with the keys and values of T tokens in the slots from `slot` on."""
+        """Return the cache after writing the keys and values of T tokens from `slot` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         return KVCache(
             update(self.keys, keys.astype(self.keys.dtype), slot, 2),
@@ -39,8 +39,8 @@ class KVCache(struct.PyTreeNode):
 
 
 def cache_dtype(dtype: str) -> Any:
-    """Return the type in which keys and values are kept: the computation's, but float32 for
-    bfloat16 on a CPU, where attention of few queries is four times slower in bfloat16.
+    """Return the dtype in which keys and values are cached: the compute dtype, except that a CPU
+    caches bfloat16 as float32. There, attention with few queries is four times slower in bfloat16.
     """
     if jax.default_backend() == "cpu":
         return wide_dtype(dtype)

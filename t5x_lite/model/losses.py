@@ -1,4 +1,4 @@
-"""Losses as sums and a weight: add them over microbatches, devices and batches, divide once.
+"""Losses as sums and a weight: add them over microbatches, devices and batches, then divide once.
 
 Shapes: B rows, T positions, D d_model, V vocabulary, C classes.
 """
@@ -15,30 +15,30 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from t5x_lite.model.matmul import compiler_splits, wide_dtype
 
-# total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of all.
+# total_loss, which is minimised; nll and correct, which are reported; weight, the divisor of each.
 Sums = dict[str, Array]
 
 Labels = tuple[Int[Array, "..."], Float[Array, "..."]]  # targets and weights
-SumsOf = Callable[[Any, Float[Array, "*rows D"], Labels], Sums]  # of head_params, hidden, labels
+SumsOf = Callable[[Any, Float[Array, "*rows D"], Labels], Sums]  # from head_params, hidden, labels
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Settings of what is minimised; see config.Training."""
+    """Settings of the loss; see config.Training."""
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     chunk: int = 0  # positions of each row whose logits exist at a time; 0: see default_chunk
-    auxiliary_lm: float = 0.0  # weight of a language model's loss beside that of a task
+    auxiliary_lm: float = 0.0  # weight of the language model's loss beside the task's loss
 
 
 class VocabularyShard(NamedTuple):
     """The part of the vocabulary that the logits cover, since several devices may share it.
 
     Attributes:
-        size: of the whole vocabulary, padding left out.
-        ids: [V] of the columns of the logits.
-        sum, max: over all devices, of what each has computed from its own columns.
+        size: size of the whole vocabulary, without padding.
+        ids: ids [V] of the columns of the logits.
+        sum, max: reduce over all devices what each has computed from its own columns.
     """
 
     size: int
@@ -56,13 +56,14 @@ def token_sums(
 ) -> Sums:
     """Return weighted sums over all positions.
 
-    nll: nats. correct: no logit is larger than the target's. total_loss, which is minimised: nll,
-    label-smoothed (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh TensorFlow, T5).
+    nll is in nats. correct counts the targets that no other logit exceeds. total_loss, which is
+    minimised, is nll with label smoothing (Szegedy et al., 2016, §7), plus z_loss · log²Z (Mesh
+    TensorFlow, T5).
     """
     logits = logits.astype(wide_dtype(logits.dtype))
 
-    # −log p(target) = log Z − the target's logit. No gather: a comparison splits over a sharded
-    # vocabulary.
+    # −log p(target) = log Z − the target's logit. It is found by comparing ids, not by a gather,
+    # since a comparison also works on a sharded vocabulary.
     largest = vocabulary.max(logits.max(-1))
     z = vocabulary.sum(jnp.exp(logits - largest[..., None]).sum(-1))
     log_z = largest + jnp.log(z)
@@ -71,14 +72,14 @@ def token_sums(
     nll = log_z - target_logits
 
     total_loss = nll
-    # A share of the target is spread evenly over the vocabulary.
+    # Label smoothing spreads a share of the target evenly over the vocabulary.
     if settings.label_smoothing:
         smoothing = settings.label_smoothing
         is_real = vocabulary.ids < vocabulary.size
         total_logit = vocabulary.sum(jnp.where(is_real, logits, 0).sum(-1))
         mean_logit = total_logit / vocabulary.size
         total_loss = (1 - smoothing) * nll + smoothing * (log_z - mean_logit)
-    # Keeps log Z near 0, where bfloat16 is precise.
+    # The z-loss keeps log Z near 0, where bfloat16 is precise.
     if settings.z_loss:
         total_loss += settings.z_loss * jnp.square(log_z)
 
@@ -89,7 +90,7 @@ def token_sums(
         "correct": correct,
         "weight": jnp.ones_like(nll),
     }
-    # Where the weight is 0, whatever padding has become does not count: NaN × 0 would be NaN.
+    # A position of weight 0 does not count, even if padding has become NaN: NaN × 0 would be NaN.
     return {
         name: jnp.where(weights != 0, value * weights, 0).sum()
         for name, value in by_position.items()
@@ -97,9 +98,11 @@ def token_sums(
 
 
 def default_chunk(rows: int, length: int, width: int) -> int:
-    """Return the number of positions of each row in a chunk: as many as make the logits
-    [rows · chunk, V] about as large as the gradient of a head [width, V], which exists anyway, but
-    at least 128. Chunks are of even length.
+    """Return the number of positions of each row in a chunk.
+
+    The limit is where the logits [rows · chunk, V] are as large as the gradient of a head
+    [width, V], which exists anyway, or 128 if that is more. Rows are split into chunks of equal
+    length.
 
     >>> default_chunk(rows=8, length=1024, width=768), default_chunk(rows=2, length=512, width=4096)
     (128, 512)
@@ -118,20 +121,22 @@ def cross_entropy(
     vocabulary: VocabularyShard,
     settings: LossSettings = LossSettings(),
 ) -> Sums:
-    """Return `token_sums` of a head's logits, computed in chunks: logits are computed for
-    `settings.chunk` positions of each row at a time, and the gradient of a chunk is computed in the
-    forward pass, so the logits of all positions never exist at once and none are computed twice.
+    """Return `token_sums` of a head's logits, computed in chunks of `settings.chunk` positions of
+    each row.
 
-    Only total_loss can be differentiated, by head_params and hidden; nll and correct raise
-    TypeError.
+    The forward pass also computes the gradient of each chunk. So the logits of all positions never
+    exist at once, and none are computed twice.
+
+    Only total_loss can be differentiated, with respect to head_params and hidden. The gradient of
+    nll or correct raises TypeError.
     """
     rows, length, width = hidden_BTD.shape
     chunk = min(settings.chunk or default_chunk(rows, length, width), length)
 
     def split(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "chunks *rows"]:
         """[B, T, …] → [chunks, B, chunk, …]."""
-        # All at once, as rows of one matrix: TPU's compiler then copies no head. (Where it splits
-        # the sequence, flattening would gather it.)
+        # A single chunk: flatten it to rows of one matrix, so that XLA:TPU does not copy the head.
+        # (If the compiler splits the sequence, flattening would gather it.)
         if chunk == length and not compiler_splits():
             return x.reshape(1, -1, *x.shape[2:])
         rest = [(0, 0)] * (x.ndim - 2)
@@ -188,15 +193,15 @@ def _chunked_forward(
         chunk_sums = sums(head_params, hidden, labels)
         return chunk_sums["total_loss"], chunk_sums
 
-    # The gradient of a chunk is computed while its logits exist: they are neither kept nor computed
-    # again.
+    # Compute the gradient of a chunk while its logits exist, so that they are neither kept nor
+    # recomputed.
     gradient = jax.grad(total_loss, argnums=(0, 1), has_aux=True)
 
     def add(total: tuple[Sums, Any], chunk: tuple[Array, Labels]) -> tuple[tuple[Sums, Any], Array]:
         (for_params, for_hidden), chunk_sums = gradient(head_params, *chunk)
         return jax.tree.map(jnp.add, total, (chunk_sums, for_params)), for_hidden
 
-    # Gradients of parameters add up in float32 or better, whatever the type of the parameters.
+    # Sum the gradients of parameters in float32 or better, regardless of the parameters' dtype.
     wide = jax.tree.map(lambda x: jnp.zeros(x.shape, wide_dtype(x.dtype)), head_params)
     zeros = _zero_sums(sums, head_params, hidden, labels), wide
     (total, for_params), for_hidden = jax.lax.scan(add, zeros, (hidden, labels))
@@ -207,14 +212,14 @@ def _chunked_forward(
 def _chunked_backward(
     sums: SumsOf, gradients: tuple[Any, Array], cotangents: dict[str, Array | SymbolicZero]
 ) -> tuple[Any, Array, None]:
-    """Scale the gradients that the forward pass has computed by the cotangent of total_loss."""
+    """Scale the gradients from the forward pass by the cotangent of total_loss."""
     wanted = {
         name: cotangent
         for name, cotangent in cotangents.items()
         if not isinstance(cotangent, SymbolicZero)
     }
-    # The weight is a constant of the batch: its gradient is zero. No gradient of nll or correct is
-    # stored: raise, instead of silently returning zero.
+    # The weight is a constant of the batch, so its gradient is zero. Gradients of nll and correct
+    # are not stored: raise, instead of silently returning zero.
     if not wanted.keys() <= {"total_loss", "weight"}:
         names = sorted(wanted)
         raise TypeError(f"cross_entropy: got the gradient of {names}, but only total_loss has one")
@@ -235,9 +240,7 @@ _chunked.defvjp(_chunked_forward, _chunked_backward, symbolic_zeros=True)
 def class_sums(
     logits: Float[Array, "*rows C"], labels: Int[Array, "*rows"], weights: Float[Array, "*rows"]
 ) -> Sums:
-    """Return sums over rows, or over the segments of rows: nll in nats, which is minimised, correct
-    and weight.
-    """
+    """Return sums over rows, or over the segments of rows. nll, in nats, is minimised."""
     log_probabilities = jax.nn.log_softmax(logits)
     nll = -jnp.take_along_axis(log_probabilities, labels[..., None], -1)[..., 0]
     correct = (logits.argmax(-1) == labels).astype(nll.dtype)
@@ -259,7 +262,7 @@ def number_sums(
     labels_BS: Float[Array, "B S"],
     weights_BS: Float[Array, "B S"],
 ) -> Sums:
-    """Return sums over segments: the squared error stands for nll, and nothing is correct."""
+    """Return sums over segments, with the squared error as nll; correct is 0."""
     error = jnp.square(predicted_BS - labels_BS.astype(predicted_BS.dtype))
     return _label_sums(error, jnp.zeros_like(error), weights_BS)
 
@@ -270,10 +273,10 @@ def choice_sums(
     weights_BS: Float[Array, "B S"],
     groups_BS: Int[Array, "B S"],
 ) -> Sums:
-    """Return sums over groups of segments, the answers to one question: nll of the right one, by a
-    softmax over the group. A tie is not correct.
+    """Return sums over groups of segments. A group holds the answers to one question. nll scores
+    the right answer by a softmax over the group. A tie is not correct.
     """
-    # Each segment against the others of its group; −∞ keeps those of other groups out.
+    # Compare each segment with the others of its group; −∞ keeps other groups out.
     same_group = groups_BS[:, :, None] == groups_BS[:, None, :]
     is_other = same_group & ~jnp.eye(scores_BS.shape[1], dtype=bool)
     others = jnp.where(is_other, scores_BS[:, None, :], -jnp.inf)
@@ -288,8 +291,9 @@ def span_sums(
     weights_BS: Float[Array, "B S"],
     segments_BT: Int[Array, "B T"],
 ) -> Sums:
-    """Return sums over segments: nll is the mean of the first position's and the last position's,
-    each by a softmax over the segment (Devlin et al., 2019, §4.2). Correct: both are the likeliest.
+    """Return sums over segments. nll is the mean for the first and the last position, each under a
+    softmax over the segment (Devlin et al., 2019, §4.2). A segment is correct if both positions are
+    the most probable.
     """
     # Segments are numbered from 1; 0 is padding.
     segment_numbers = jnp.arange(spans_BS2.shape[1]) + 1
@@ -298,7 +302,8 @@ def span_sums(
     for side in (0, 1):
         logits_BST = jnp.where(of_segment_BST, logits_BT2[:, None, :, side], -jnp.inf)
         target_BS = spans_BS2[..., side]
-        # A segment that does not exist has no logits, and weight 0.
+        # A segment that does not exist has weight 0 and only logits of −∞: make them 0, so that
+        # their softmax is not NaN.
         logits_BST = jnp.where(weights_BS[..., None] > 0, logits_BST, 0)
         log_probabilities = jax.nn.log_softmax(logits_BST)
         nll.append(-jnp.take_along_axis(log_probabilities, target_BS[..., None], -1)[..., 0])

@@ -1,7 +1,7 @@
 """Attention masks: which keys each query may attend to.
 
-A rule of your own is a frozen dataclass with the methods of `Rule`, whose fields are its options.
-It is named in the settings of the model: model.attention_rules=("my_module.MyRule",).
+A rule of your own is a frozen dataclass with the methods of `Rule`; its fields are its options.
+Name it in the settings of the model: model.attention_rules=("my_module.MyRule",).
 
 Shapes: B rows, T queries, S keys, H heads.
 """
@@ -21,10 +21,10 @@ from t5x_lite.config.named import find_named
 from t5x_lite.config.ranges import Positive
 from t5x_lite.errors import BAD_CONFIG, UserError, user_errors
 
-MASKED = -1e9  # added to the logits of keys that are masked
+MASKED = -1e9  # added to the logits of masked keys
 
-# Arrays of a stack, [B, T] each, by the row's names for them: positions, segments, tokens, and
-# whatever a loss function adds to a row, such as a rank in the order of prediction (XLNet)
+# Arrays [B, T] of a stack by name: positions, segments, tokens, and anything that a loss adds to a
+# row, such as a rank in the order of prediction (XLNet).
 Known = Mapping[str, Array]
 
 
@@ -33,23 +33,22 @@ class Rule(Protocol):
     """Decides which keys a query may attend to."""
 
     def __call__(self, queries: Known, keys: Known) -> Bool[Array, "B T S"]:
-        """Return True where the query may attend to the key, from what is known of both. While text
-        is generated, positions and segments are known. A query that is left without keys
-        attends to itself.
+        """Return True where a query may attend to a key. During generation, only positions and
+        segments are known. A query that is left without keys attends to itself.
         """
         ...
 
     def visible(self, positions: int, bidirectional: bool) -> float:
-        """Return the mean number of keys that the rule lets a query of so many positions see, for
-        FLOPs; without bidirectional, of the keys up to its own.
+        """Return the mean number of keys that the rule lets a query see in a row of this many
+        positions, for FLOPs. If not bidirectional, only keys up to the query's own position count.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Window:
-    """A query attends to the `size` positions up to its own, and in an encoder to as many from its
-    own on (Beltagy et al., 2020, §3.1).
+    """A query attends to the `size` positions up to its own and, in an encoder, to the `size`
+    positions from its own on (Beltagy et al., 2020, §3.1).
 
     >>> Window(2).visible(4, bidirectional=False), Window(2).visible(4, bidirectional=True)
     (1.75, 2.5)
@@ -63,9 +62,9 @@ class Window:
         return jnp.abs(distance) < self.size
 
     def visible(self, positions: int, bidirectional: bool) -> float:
-        """Return the mean number of keys within the window; the first queries have fewer."""
+        """Return the mean number of keys within the window. The first queries have fewer."""
         size = min(self.size, positions)
-        before = size - size * (size - 1) / 2 / positions  # itself counts
+        before = size - size * (size - 1) / 2 / positions  # including the query's own
         return 2 * before - 1 if bidirectional else before
 
 
@@ -74,10 +73,10 @@ RULES = {"window": Window}
 
 @cache
 def find_rules(texts: tuple[str, ...], setting: str = "attention_rules") -> tuple[Rule, ...]:
-    """Find the rules that model.attention_rules names, or another setting of the model.
+    """Make the rules that model.attention_rules, or another setting of the model, names.
 
     Raises:
-        UserError: for a rule that does not exist, or does not say what it costs.
+        UserError: for an unknown rule, or one without the methods of Rule.
     """
     rules = []
     for text in texts:
@@ -96,8 +95,8 @@ def find_rules(texts: tuple[str, ...], setting: str = "attention_rules") -> tupl
 def visible_keys(
     config: ModelDimensions, positions: int, bidirectional: bool, layers: int
 ) -> float | int:
-    """Return the mean number of keys that a query of self-attention may see, over the layers of a
-    stack.
+    """Return the mean number of keys that a query of self-attention may see, averaged over the
+    layers of a stack.
     """
     kinds = config.layer_pattern or ("global",)
     local = sum(kinds[layer % len(kinds)] == "local" for layer in range(layers))
@@ -120,9 +119,11 @@ def _visible_keys(rules: tuple[str, ...], positions: int, bidirectional: bool) -
 
 
 class AttentionMask(struct.PyTreeNode):
-    """A query attends to the keys of its own segment. If causal, only to keys at or before its own
-    place, and to keys marked as prefix. If rows are not packed, each is one segment followed by
-    padding, to which no token attends. Further rules may be added.
+    """Which keys each query may attend to.
+
+    A query attends to the keys of its own segment; if causal, only to keys at or before its own
+    place and to keys marked as prefix. If rows are not packed, each is one segment followed by
+    padding, to which no token attends. Further rules may restrict attention more.
 
     >>> segments = jnp.array([[1, 1, 2]])
     >>> mask = AttentionMask(segments, segments, causal=True, packed=True).mask()
@@ -132,37 +133,38 @@ class AttentionMask(struct.PyTreeNode):
 
     query_segments: Int[Array, "B T"]  # 0 is padding
     key_segments: Int[Array, "B S"]
-    prefix: Bool[Array, "B S"] | None = None  # attended to from everywhere in the segment
-    # Where distances do not follow from the order of the arrays, as in decoding:
+    prefix: Bool[Array, "B S"] | None = None  # True for keys that their whole segment attends to
+    # Set if distances do not follow from the order of the arrays, as in decoding.
     query_positions: Int[Array, "B T"] | None = None
     key_positions: Int[Array, "B S"] | None = None
-    # The number of each query among the keys, where they are not the same tokens: the slots of the
-    # KV cache in decoding, and this device's positions where several share a row.
+    # The index of each query among the keys, if queries and keys are not the same tokens: slots of
+    # the KV cache in decoding, or this device's positions if several devices share a row.
     query_places: Int[Array, " T"] | None = None
-    # Further rules, all of which must hold, and what they read. No fused kernel has them.
+    # Further rules, all of which must hold, and the arrays that they read. No fused kernel supports
+    # them.
     of_queries: Known = struct.field(default_factory=dict)
     of_keys: Known = struct.field(default_factory=dict)
     rules: tuple[Rule, ...] = struct.field(pytree_node=False, default=())
-    # If several devices share a row: which of them this is, and how many there are.
+    # If several devices share a row: the index of this device, and their number.
     shard: int | Int[Array, ""] = 0
     shards: int = struct.field(pytree_node=False, default=1)
     causal: bool = struct.field(pytree_node=False, default=False)
     packed: bool = struct.field(pytree_node=False, default=False)
 
     def mask(self) -> Bool[Array, "B 1 T S"]:
-        """Return True where a query may attend to a key; B is 1 where all rows are alike."""
+        """Return True where a query may attend to a key. B is 1 if all rows have the same mask."""
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         mask = jnp.ones((1, 1, T, S), bool)
 
-        # Packed rows: keys of the query's own segment. Else padding is masked. In causal rows it
-        # need not be, since it comes after every token; but it does in decoding, where the slots
-        # of shorter prompts are empty.
+        # In packed rows, a query sees the keys of its own segment. Otherwise only padding is
+        # masked. Causal rows need no mask for padding, which comes after every token, except in
+        # decoding, where the slots of shorter prompts are empty.
         if self.packed:
             mask = (self.query_segments[:, :, None] == self.key_segments[:, None, :])[:, None]
         elif not self.causal or self.query_places is not None:
             mask = (self.key_segments > 0)[:, None, None, :]
 
-        # Time: the past, and the prefix.
+        # In causal rows, a query sees the past and the prefix.
         if self.causal:
             places = jnp.arange(T) if self.query_places is None else self.query_places
             past = (jnp.arange(S) <= places[:, None])[None, None]
@@ -178,8 +180,8 @@ class AttentionMask(struct.PyTreeNode):
                     got = f"{allowed.dtype}{list(allowed.shape)}"
                     raise TypeError(f"got {got}, expected bool of [rows, queries, keys]")
             mask &= allowed[:, None]
-        # A query without any key attends to itself: softmax over nothing would be the mean of
-        # everything that is masked.
+        # A query without any key attends to itself. Otherwise the softmax would average over all
+        # masked keys.
         if self.rules:
             places = jnp.arange(T) if self.query_places is None else self.query_places
             itself = jnp.arange(S) == places[:, None]
@@ -189,20 +191,20 @@ class AttentionMask(struct.PyTreeNode):
     def bias(
         self, position_bias: Float[Array, "#B #H T S"] | None = None
     ) -> Float[Array, "#B #H T S"]:
-        """Return what is added to the logits: the position bias (or 0), or −10⁹ where masked; B and
-        H are 1 where all rows or heads are alike.
+        """Return the bias to add to the logits: the position bias (or 0), or −10⁹ where masked. B
+        and H are 1 if it is the same for all rows or heads.
         """
         visible = 0.0 if position_bias is None else position_bias
         return jnp.where(self.mask(), visible, MASKED)
 
     def distances(self) -> Int[Array, "T S"] | Int[Array, "B T S"] | np.ndarray:
         """Return the position of each key minus the position of each query."""
-        # Decoding: keys lie in the slots of a cache, whose positions differ from row to row.
+        # Decoding: keys are in the slots of a cache, whose positions differ from row to row.
         if self.query_positions is not None and self.key_positions is not None:
             return self.key_positions[:, None, :] - self.query_positions[:, :, None]
         # Devices share a row: these queries are only some of its positions.
         if self.query_places is not None:
             return jnp.arange(self.key_segments.shape[1]) - self.query_places[:, None]
-        # numpy makes them constants: what follows from them is computed once, by the compiler.
+        # As numpy arrays they are constants, so the compiler evaluates what depends on them once.
         T, S = self.query_segments.shape[1], self.key_segments.shape[1]
         return np.arange(S)[None, :] - np.arange(T)[:, None]

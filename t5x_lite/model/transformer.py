@@ -1,7 +1,8 @@
-"""The one model family: encoders, decoders, prefix decoders and encoder-decoders of the same
+"""The Transformer: encoders, decoders, prefix decoders and encoder-decoders, made of the same
 blocks.
 
-Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_model.
+Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_model. In Stack, D is
+d_model. C and P are a device's positions, see blocks.py.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ from t5x_lite.parallel.collectives import (
 
 STACKS = ("encoder", "decoder", "backward_decoder")
 
-# (name of a stack, the parameters of a layer that are here) → those that this device computes with
+# (name of a stack, this device's shards of a layer) → the parameters that it computes with
 ReadyLayer = Callable[[str, Params], Params]
 
 
@@ -70,7 +71,7 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        # A position bias is made once for all layers, for this device's heads if it can be split.
+        # One position bias serves all layers. If it can be split, make it for this device's heads.
         self.bias_splits = ()
         bias = make_positions(config).bias_module()
         if bias is not None:
@@ -78,9 +79,9 @@ class Stack(nn.Module):
             own = own_dimensions(config) if "tensor" in bias.splits else config
             self.relative_bias = make_positions(own).bias_module()
 
-        # One period of blocks, compiled once and run depth / period times: over a leading axis of
-        # their parameters, or with the same ones. The depth is scanned over, the context is the
-        # same for all.
+        # One period of blocks is compiled once and run depth / period times: over a leading axis of
+        # its parameters, or with the same parameters each time. The depth is scanned over; the
+        # context is the same for all blocks.
         if self.share_layers:
             variables: dict[str, Any] = {"variable_broadcast": "params"}
         else:
@@ -100,7 +101,8 @@ class Stack(nn.Module):
             self.block = blocks
         else:
             self.layers = blocks
-        # All but post-norm leave the sum unnormalised: one more norm comes after the last block.
+        # Only post-norm normalises the residual sum. Otherwise the last block is followed by one
+        # more norm.
         if config.norm_position != "post":
             self.final_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
@@ -112,18 +114,19 @@ class Stack(nn.Module):
         return len(layers_of_period(self.config))
 
     def _blocks(self) -> Any:
-        """Return the module that is scanned. In the backward pass it computes again what the config
-        says, and gathers its parameters again.
+        """Return the module that is scanned. In the backward pass it gathers its parameters again,
+        and recomputes what the config says.
         """
         remat: Any = partial(nn.remat, prevent_cse=False)
         blocks: Any = Block if self.period == 1 else Period
-        # Parameters are made ready, gathered for example, for one turn of the scan at a time.
+        # Make parameters ready, for example by gathering them, for one turn of the scan at a time.
         if self.ready_layer is not None and not self.share_layers:
             ready = partial(self.ready_layer, self.name or "")
             blocks = nn.map_variables(
                 blocks, "params", lambda shards: {"params": ready(shards["params"])}
             )
-            # Kept for the backward pass, gathered parameters would be there for all layers at once.
+            # Do not keep gathered parameters for the backward pass: those of all layers would exist
+            # at once.
             if parts("fsdp") > 1 and not self.config.remat:
                 blocks = remat(blocks, policy=partial(keep_what_is_dear, self.config.dtype))
         return remat(blocks) if self.config.remat else blocks
@@ -136,20 +139,20 @@ class Stack(nn.Module):
         noise: Noise,
         **fields: Any,
     ) -> StackContext:
-        """Make what all blocks read besides x.
+        """Make the inputs that all blocks share besides x.
 
         Args:
-            bidirectional: True if keys after a query have buckets of their own in T5's relative
-                positions.
+            bidirectional: True if T5's relative positions have separate buckets for keys after a
+                query.
             fields: further fields of StackContext.
         """
         position_bias = None
         if self.config_positions.is_bias:
             position_bias = self.relative_bias(mask.distances(), bidirectional)
-            # A bias that was computed for all heads: keep those of this device.
+            # A bias that was computed for all heads: select this device's heads.
             if "tensor" not in self.bias_splits:
                 position_bias = own_part(position_bias, "tensor", 1)
-        # Masks become biases here, once for all layers of a kind.
+        # Turn masks into biases here, once for all layers of a kind.
         cross_mask = fields.get("cross_mask")
         mask_bias = mask.bias(position_bias)
         local_mask_bias = None
@@ -179,10 +182,10 @@ class Stack(nn.Module):
         return make_positions(self.config)
 
     def finish(self, x_BPD: Float[Array, "B P D"], noise: Noise, places: Any = None) -> Array:
-        """Apply the last norm.
+        """Apply the last norm and, in T5, dropout.
 
         Args:
-            places: in the row, of x's positions.
+            places: indices of x's positions in the row.
         """
         if self.config.norm_position == "post":  # the last block has normalised its sum
             return x_BPD
@@ -195,7 +198,7 @@ class Stack(nn.Module):
         self, x_BPD: Float[Array, "B P D"], context: StackContext
     ) -> tuple[Float[Array, "B C D"], Auxiliary]:
         blocks = self.block if self.share_layers else self.layers
-        # The scan reads one depth a turn, or those of one period.
+        # Each turn of the scan reads one depth, or the depths of one period.
         depths = jnp.arange(self.depth)
         if self.period > 1:
             depths = depths.reshape(-1, self.period)
@@ -208,7 +211,7 @@ class Stack(nn.Module):
 
 
 class Period(nn.Module):
-    """Several blocks that differ, such as one of experts after others without."""
+    """A sequence of blocks that differ, such as one with experts after others without."""
 
     config: ModelDimensions
 
@@ -225,12 +228,11 @@ class Period(nn.Module):
 
 
 class Transformer(nn.Module):
-    """`model.apply({"params": params}, row)` → ModelOutput; see heads.py for what is predicted from
-    it.
+    """`model.apply({"params": params}, row)` → ModelOutput, from which heads predict (heads.py).
 
     Attributes:
-        packed: whether a row may hold several segments, so that a segment mask is needed.
-        ready_layer: see ReadyLayer; None: the parameters of layers are ready as they are.
+        packed: True if a row may hold several segments, so that a segment mask is needed.
+        ready_layer: see ReadyLayer; None: the parameters of layers need no preparation.
     """
 
     config: ModelDimensions
@@ -253,7 +255,7 @@ class Transformer(nn.Module):
             draw = with_axes(padded_with_zeros(init, size, 0), axis, "embedding")
             return self.param(name, draw, shape, dtype)
 
-        # Encoder and decoder read one table of tokens, or each its own.
+        # Encoder and decoder share one table of tokens, or have one each.
         self.embedding = table("embedding", embedding_rows, "vocab")
         if config.has_low_rank_embeddings:
             self.embedding_update = self._low_rank_update("embedding")
@@ -272,7 +274,7 @@ class Transformer(nn.Module):
                 )
         if config.token_types:
             self.type_embedding = table("type_embedding", config.token_types, "types")
-        # A learned prompt, and what becomes of the sum of all embeddings.
+        # A learned prompt, and the layers after the sum of all embeddings.
         if config.prompt_length:
             axes = with_axes(init, "adapter", "embedding")
             shape = (config.prompt_length, config.embedding_size)
@@ -297,7 +299,7 @@ class Transformer(nn.Module):
             if config.backward_decoder:
                 self.backward_decoder = stack(config.num_layers, shared == "all")
 
-        # Dropout of the embeddings, and what is predicted.
+        # Dropout of the embeddings, and the heads.
         self.dropout = Dropout(config.dropout)
         for name, head in head_layers(config).items():
             setattr(self, name, head.make(config))
@@ -315,8 +317,8 @@ class Transformer(nn.Module):
     def embed(
         self, row: Row, stack: Literal["encoder", "decoder"], noise: Noise | None = None
     ) -> Float[Array, "B P W"]:
-        """Embed the tokens (and types) of a stack, with positions where they are part of the
-        embedding: at this device's positions of the residual stream.
+        """Embed the tokens (and types) of a stack, with positions if they are part of the
+        embedding, at this device's positions of the residual stream.
         """
         config = self.config
         tokens = own_positions(row[f"{stack}_tokens"])
@@ -324,7 +326,7 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         noise = noise or _noise(tokens, deterministic=True)
 
-        # Tokens. A device that has only a part of the table finds zeros for the others.
+        # Tokens. A device that has only part of the table finds zeros for all other ids.
         has_own_table = stack == "decoder" and not config.shared_embeddings
         table = self.decoder_embedding if has_own_table else self.embedding
         ids, is_here = own_ids(tokens, len(table))
@@ -338,7 +340,7 @@ class Transformer(nn.Module):
             a, b = self.decoder_embedding_update if has_own_table else self.embedding_update
             x += matmul(found(a), b) * (config.lora_alpha / config.lora_rank)
         x = sum_to_stream(x, config.dtype)
-        if config.prompt_length:  # ids below 0: −1 is the first of the prompt
+        if config.prompt_length:  # ids below 0 are the prompt's: −1 is its first position
             tokens = own_stream(tokens)
             learned = jnp.take(self.prompt, jnp.maximum(-1 - tokens, 0), 0)
             x = jnp.where((tokens < 0)[..., None], learned, x)
@@ -355,7 +357,7 @@ class Transformer(nn.Module):
             x += embedded
         if config.token_types:
             types = jnp.zeros_like(positions)
-            if config.token_types > 1 and f"{stack}_types" in row:  # RoBERTa has one: all are alike
+            if config.token_types > 1 and f"{stack}_types" in row:  # RoBERTa has only one type
                 types = own_stream(own_positions(row[f"{stack}_types"]))
             x += jnp.take(self.type_embedding, types, 0)
 
@@ -377,15 +379,15 @@ class Transformer(nn.Module):
         noise: Noise,
         encoded: Float[Array, "B E W"] | None = None,
     ) -> StackContext:
-        """Return the shared inputs of a stack's blocks: for this device's positions and, if a part
-        runs whole while devices share rows, for whole rows, too.
+        """Return the inputs that a stack's blocks share, for this device's positions. If devices
+        share rows but a part runs whole, they also cover whole rows.
         """
         segments, positions = row[f"{name}_segments"], row[f"{name}_positions"]
         is_decoder = name == "decoder"
-        # Queries in the prefix of a prefix decoder see keys after them, too.
+        # Queries in the prefix of a prefix decoder also see later keys.
         bidirectional = not is_decoder or self.config.architecture == "prefix_decoder"
 
-        # `own` picks the positions of the queries; the keys are those of the whole row.
+        # `own` selects the positions of the queries; the keys are those of the whole row.
         def context(own: Callable[[Array], Array], **of_mask: Any) -> StackContext:
             mask = self_attention_mask(self.config, row, name, self.packed, own, **of_mask)
             cross_mask = None
@@ -418,8 +420,8 @@ class Transformer(nn.Module):
     def decode(
         self, row: Row, encoded: Array | None = None, deterministic: bool = True
     ) -> ModelOutput:
-        """Compute the decoder's hidden states [B, C, W]. It attends to the encoder's, if there is
-        an encoder.
+        """Compute the decoder's hidden states [B, C, W]. The decoder attends to those of the
+        encoder, if there is one.
         """
         noise = _noise(row["decoder_tokens"], deterministic)
         decoder = self.stack if self.config.shared_stacks else self.decoder
@@ -428,17 +430,18 @@ class Transformer(nn.Module):
         return ModelOutput(states, {"decoder": auxiliary})
 
     def decode_backward(self, row: Row, deterministic: bool = True) -> ModelOutput:
-        """Compute the hidden states [B, D, W] of the backward decoder: where the decoder has read
-        decoder_tokens[: t + 1], it has read decoder_targets[t:], from the last on.
+        """Compute the hidden states [B, D, W] of the backward decoder. At position t, the decoder
+        has read decoder_tokens[: t + 1], and the backward decoder decoder_targets[t:], starting
+        from the last.
         """
         row = reversed_row(row)
         segments = row["decoder_segments"]
         noise = _noise(segments, deterministic)
-        # What was padding after the text is now before it: only `packed` masks it.
+        # Padding is now before the text instead of after it, and only `packed` masks it.
         mask = self_attention_mask(self.config, row, "decoder", packed=True)
         context = self.backward_decoder.context(mask, False, row["decoder_positions"], noise)
         states, auxiliary = self.backward_decoder(self.embed(row, "decoder", noise), context)
-        # Back in the order of the row.
+        # Restore the order of the row.
         return ModelOutput(jnp.flip(states, 1), {"backward_decoder": auxiliary})
 
     def __call__(self, row: Row, deterministic: bool = True) -> ModelOutput:
@@ -458,10 +461,10 @@ class Transformer(nn.Module):
 
     def touch_all_parameters(self, row: Row) -> None:
         """Call every module once, for initialisation."""
-        # Shared stacks are called through the decoder first, so that they have cross-attention.
+        # Call shared stacks through the decoder first, so that they get cross-attention.
         if self.config.shared_stacks:
             self.decode(row, self.embed(row, "encoder"))
-        # Heads are no part of `__call__`: each is called on its output.
+        # Heads are not part of `__call__`: call each on its output.
         output = self(row)
         table = self.embedding if self.config.shared_embeddings else self.decoder_embedding
         for name, head in head_layers(self.config).items():
@@ -476,10 +479,10 @@ def self_attention_mask(
     own: Callable[[Array], Array] = lambda x: x,
     **of_mask: Any,
 ) -> AttentionMask:
-    """Return who may attend to whom within a stack.
+    """Return the mask of self-attention within a stack.
 
     Args:
-        own: picks the positions of the queries, where several devices share a row.
+        own: selects the positions of the queries, if several devices share a row.
         of_mask: further fields of AttentionMask.
     """
     rules = find_rules(config.attention_rules)
@@ -498,7 +501,9 @@ def self_attention_mask(
 
 
 def _known(row: Row, stack: str) -> Known:
-    """Select the arrays with a value for each position of a stack, by name without the stack's."""
+    """Select the arrays with a value for each position of a stack, by name without the stack's
+    prefix.
+    """
     shape = row[f"{stack}_segments"].shape
     prefix = f"{stack}_"
     return {
@@ -514,7 +519,7 @@ def _noise(tokens: Array, deterministic: bool) -> Noise:
 
 
 def reversed_row(row: Row) -> Row:
-    """Reverse a decoder's row: what was predicted is read, and what was read is predicted.
+    """Reverse a decoder's row: targets become inputs, and inputs become targets.
 
     >>> row = {"tokens": [[0, 7, 8, 0, 4, 0]], "targets": [[7, 8, 9, 4, 5, 0]]}
     >>> row |= {"segments": [[1, 1, 1, 2, 2, 0]], "positions": [[0, 1, 2, 0, 1, 0]]}
@@ -526,7 +531,7 @@ def reversed_row(row: Row) -> Row:
     segments [0 2 2 1 1 1]
     positions [0 0 1 0 1 2]
     """
-    # Positions begin anew in each segment: a place minus the place where its segment starts.
+    # Positions restart in each segment: each is its place minus the place where its segment starts.
     segments = jnp.flip(row["decoder_segments"], 1)
     place = jnp.arange(segments.shape[1])
     is_start = jnp.diff(segments, prepend=-1) != 0
@@ -550,8 +555,8 @@ def apply(
     """Apply the Transformer to a batch of rows, as a pure function.
 
     Args:
-        packed: whether a row may hold several segments.
-        dropout_key: for dropout; None: none.
+        packed: True if a row may hold several segments.
+        dropout_key: random key of dropout; None: no dropout.
         ready_layer: see ReadyLayer.
     """
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
@@ -560,7 +565,7 @@ def apply(
 
 
 def blank_row(config: ModelDimensions, length: int = 8) -> Row:
-    """Return a batch of one row of zeros, for shapes."""
+    """Return a batch of one row of zeros, for finding shapes."""
     stacks = {"encoder": ["encoder"], "encoder_decoder": ["encoder", "decoder"]}
     row = {}
     for stack in stacks.get(config.architecture, ["decoder"]):
@@ -580,7 +585,7 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
     )
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
     params = dict(variables["params"])
-    # Companions lie beside the model's parameters, without those that they share with it.
+    # The parameters of companions are stored beside the model's, without those that they share.
     for number, companion in enumerate(config.companions, 1):
         drawn = initialise(companion.model, jax.random.fold_in(key, number))
         shared = shared_params(companion, params)
@@ -589,16 +594,16 @@ def initialise(config: ModelDimensions, key: Array) -> Params:
 
 
 def shared_params(companion: Companion, params: Params) -> Params:
-    """Select the parameters of a model that its companion reads, too."""
+    """Select the parameters of a model that its companion also reads."""
     return {name: params[name] for name in companion.shares if name in params}
 
 
 def companion_params(companion: Companion, params: Params) -> Params:
-    """Select the parameters of a companion, its own and shared ones, from those of a whole run."""
+    """Select the parameters of a companion, own and shared ones, from those of a whole run."""
     return params[companion.name] | shared_params(companion, params)
 
 
-# Cached, as tracing the initialisation takes seconds: nobody may change what these return.
+# Cached, since tracing the initialisation takes seconds. Callers must not modify the results.
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""
@@ -623,8 +628,8 @@ def parameter_axes(config: ModelDimensions) -> Params:
 
 @cache
 def split_axes(config: ModelDimensions) -> Params:
-    """Return the parameter tree as tuples of axis names that the mesh may split: None for heads or
-    features of a part that does not say that it can be split by them, and so runs whole.
+    """Return the parameter tree as tuples of the axis names that the mesh may split. In a part that
+    does not declare that heads, features or experts can be split, these are None.
     """
     axes: Any = flatten_dict(parameter_axes(config))
     return unflatten_dict({path: _split_names(config, path, axes[path]) for path in axes})
@@ -668,8 +673,7 @@ def count_parameters(config: ModelDimensions) -> int:
 
 
 def count_active_parameters(config: ModelDimensions) -> int:
-    """Count the parameters that one token is computed with: all but those of experts that it is not
-    sent to.
+    """Count the parameters that one token uses: all except those of experts that it is not sent to.
 
     >>> from t5x_lite.config import Model
     >>> from t5x_lite.resolve import resolve_model
@@ -681,7 +685,7 @@ def count_active_parameters(config: ModelDimensions) -> int:
     """
     shapes: Any = flatten_dict(unpadded_shapes(config))
     axes: Any = flatten_dict(parameter_axes(config))
-    # Of the experts' parameters a token uses a share, such as top_k / num.
+    # A token uses only a share of the experts' parameters, such as top_k / num.
     count = 0.0
     for path, leaf in shapes.items():
         is_of_experts = "experts" in axes[path]

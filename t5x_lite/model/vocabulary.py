@@ -1,4 +1,4 @@
-"""Parameters of a larger vocabulary: new ids beside those that a model has learned."""
+"""Enlarge the vocabulary of a trained model by new ids."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 def with_more_ids(
     leaf: Any, axes: tuple[str, ...], shape: tuple[int, ...], old: int, new: int
 ) -> Any:
-    """Enlarge the vocabulary of one parameter: what it has for each new id is the mean over the
-    old ones (Hewitt, 2021), so that no new id is likelier than they are. Padding stays zero.
+    """Enlarge the vocabulary of one parameter. Each new id gets the mean over the old ones (Hewitt,
+    2021), so that no new id is more probable than they are. Padding stays zero.
 
     Args:
-        axes: its logical axes; a parameter without "vocab" is returned as it is.
-        shape: of the enlarged parameter, with padding.
-        old, new: number of ids.
+        axes: names of its axes; a parameter without "vocab" is returned unchanged.
+        shape: shape of the enlarged parameter, including padding.
+        old, new: number of ids before and after.
 
     >>> table = jnp.array([[1.0, 3.0], [3.0, 5.0], [0.0, 0.0]])  # two ids, and padding
     >>> with_more_ids(table, ("vocab", "embedding"), (4, 2), old=2, new=3).tolist()
@@ -32,7 +32,7 @@ def with_more_ids(
 
 
 def grow_vocabulary(params: Any, axes: Any, shapes: Any, old: int, new: int) -> Any:
-    """Enlarge the vocabulary of a tree of parameters, see with_more_ids."""
+    """Enlarge the vocabulary of a parameter tree; see with_more_ids."""
 
     def grow(leaf: Any, names: tuple[str, ...], shape: Any) -> Any:
         return with_more_ids(leaf, names, shape.shape, old, new)
