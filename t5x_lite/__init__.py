@@ -4,7 +4,7 @@
     model = t5x_lite.train(config, "runs/gpt")
     model.generate("Return a new")
 
-See api.py. Importing this package alone imports neither jax nor numpy.
+See api.py. `import t5x_lite` itself imports neither jax nor numpy.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module t5x_lite has no attribute {name}")
-    if name == "get_config":  # which needs no jax
+    if name == "get_config":  # does not need jax
         from t5x_lite.config.files import get_config
 
         return get_config

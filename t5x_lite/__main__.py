@@ -1,5 +1,5 @@
-"""The commands: python -m t5x_lite COMMAND. Bad input is one sentence and an exit code, never a
-traceback.
+"""The command line: python -m t5x_lite COMMAND. Bad input ends in a one-sentence error and an exit
+code, never in a traceback.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from t5x_lite.manifest import Level, verification
 from t5x_lite.signals import Stopped, stop_on_signals
 from t5x_lite.terminal import visible, visible_output
 
-_JOIN_WITHIN = 5.0  # seconds for the threads of a command that failed
+_JOIN_WITHIN = 5.0  # seconds that a failed command waits for its threads
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,16 +55,17 @@ def _main(argv: Sequence[str]) -> int:
         code, message = INTERRUPTED, "interrupted; what was saved is kept"
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13  # like a program that SIGPIPE ends
+        return 128 + 13  # as if SIGPIPE had ended the process
     print(f"t5x_lite: {message}", file=sys.stderr)
     return code
 
 
 def script() -> NoReturn:
-    """Run the command that this process is for, and end the process.
+    """Run the command given to this process, and exit with its code.
 
-    A command that failed ends even if a library's threads still wait: those of orbax wait for each
-    other until they time out, if a full disk let them make no directory.
+    A failed command exits even if threads of a library are still waiting. Orbax's threads, for
+    example, wait for each other until they time out if a full disk keeps them from making a
+    directory.
     """
     code, joined = main(), threading.Event()
 
@@ -74,7 +75,7 @@ def script() -> NoReturn:
             os._exit(code)
 
     if code:
-        atexit.register(joined.set)  # Python calls it when all threads have ended
+        atexit.register(joined.set)  # runs once all other threads have ended
         sys.stdout.flush()
         sys.stderr.flush()
         threading.Thread(target=end, daemon=True).start()

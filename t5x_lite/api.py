@@ -1,4 +1,4 @@
-"""The commands as Python functions: what `import t5x_lite` offers.
+"""The Python API: each command as a function, as `import t5x_lite` offers it.
 
 config = t5x_lite.get_config("gpt_tiny", **{"training.steps": 100})
 print(t5x_lite.inspect(config))
@@ -91,11 +91,11 @@ ConfigLike = Any  # a RunConfig, a ConfigDict or dict of settings, or the name o
 
 @contextmanager
 def _gate() -> Iterator[bool]:
-    """Let settings open only what is permitted, within.
+    """Inside the block, let settings open only what is permitted.
 
     Yields:
-        True if Python code has written the arguments of the function, which are then permitted. A
-        command has permitted already what the user has written.
+        True if Python code called the function, which must then permit what its arguments name. A
+        command has already permitted what the user wrote.
     """
     by_caller = not permission().is_guarded
     with guarded():
@@ -104,14 +104,14 @@ def _gate() -> Iterator[bool]:
 
 @contextmanager
 def _opened(config: ConfigLike) -> Iterator[RunConfig]:
-    """Check and open a config, behind the gate."""
+    """Check a config and yield it. Inside the block, settings open only what is permitted."""
     with _gate() as by_caller:
         yield _run_config(config, by_caller)
 
 
 def _run_config(config: ConfigLike, by_caller: bool) -> RunConfig:
-    """Check a config, and permit what it names if the caller has written it. The name of a run is
-    not its config: config.json is data.
+    """Check a config, and permit what it names if the caller wrote it. A caller who gives only the
+    name of a run did not write its config: config.json is data.
     """
     if isinstance(config, str):
         return load(config)
@@ -127,8 +127,8 @@ def prepare(config: ConfigLike, beam_options: Sequence[str] | None = None) -> Co
     """Make the tokenizer and the token store before training, or open them if they exist.
 
     Args:
-        beam_options: options of Apache Beam, whose workers read and encode the text, such as
-            ["--runner=DataflowRunner", …]; None: do it on this machine.
+        beam_options: options of Apache Beam, such as ["--runner=DataflowRunner", …], to read and
+            encode the text on its workers; None: on this machine.
     """
     with _opened(config) as run:
         plan_objective_checked(run)  # reject wrong settings before hours of tokenizing
@@ -141,8 +141,9 @@ def train(
     """Pretrain a model in `workdir`; the same call continues a run that was stopped.
 
     Args:
-        config: a RunConfig, a ConfigDict or dict of settings, or the name of a config. Unless it
-            names a run directory, it may name objectives and sources in any module of yours.
+        config: a RunConfig, a ConfigDict or dict of settings, or the name of a config. It may use
+            objectives and sources from any module of yours, unless it is the name of a run
+            directory.
         on_log: called with each record of metrics.jsonl: its step, split, loss and other metrics.
 
     Returns:
@@ -211,11 +212,11 @@ def finetune(
 
     Args:
         init: the directory of a run, or of Hugging Face files, to start from.
-        task: the task to learn, or a value of --task: the name of one that ships,
+        task: the task to learn, or a value of --task: the name of a task that ships with t5x_lite,
             `my_tasks.py:mine`, or 'classify(file.tsv, text=sentence)'.
         seeds: number of seeds to train.
         grid: settings with several values each; the best combination is chosen.
-        from_scratch: take only the shape and the tokenizer of `init`, and draw random parameters.
+        from_scratch: start from random parameters; use only the shape and tokenizer of `init`.
         adapt: which parameters are trained: full, lora(8), prefix(20), prompt(20), adapter(64),
             bitfit, probe or last(2).
         overrides: settings by their keys, such as {"optimizer.learning_rate": 1e-4}.
@@ -248,7 +249,7 @@ def finetune(
 
 
 def _task(task: str | Task, by_caller: bool) -> Task:
-    """Load a task, and permit what it names if the caller has written it."""
+    """Load a task, and permit what it names if the caller wrote it."""
     if isinstance(task, str):
         return load_own_task(task) if by_caller else load_task(task)
     if by_caller:
@@ -282,7 +283,7 @@ class Inspection:
     rows: str
     ledger: str
     parameters: int
-    active_parameters: int  # that one token is computed with: fewer in a mixture of experts
+    active_parameters: int  # used for one token; fewer than all in a mixture of experts
     state_bytes: int  # parameters and optimizer state, before sharding
     gradient_bytes: int  # before sharding
     flops: float  # of the whole run
@@ -304,8 +305,8 @@ class Inspection:
 
 def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
     """Preview a run without training: its first rows as text, its ledger of tokens and FLOPs, and
-    what it will cost. Of a run with stages, the rows are those of each stage, the FLOPs those of
-    all of them, and the sizes those of the last model.
+    what it will cost. A run with stages has rows for each stage, the FLOPs of all stages together,
+    and the sizes of the last model.
     """
     with _opened(config) as run:
         plans = each_stage(run, plan_objective_checked)
@@ -315,7 +316,8 @@ def inspect(config: ConfigLike, examples: int = 3) -> Inspection:
         last = inspected[-1]
         if len(stages) == 1:
             return last
-        # One after the other; the ledger of the last stage follows its rows as in any run.
+        # Show the stages one after the other. Leave out the ledger of the last one: it follows the
+        # rows, as in a run without stages.
         shown = []
         for number, (stage, one) in enumerate(zip(stages, inspected, strict=True), 1):
             objective = stage.resolved.config.objective
@@ -349,7 +351,7 @@ def _inspect_stage(stage: Stage, examples: int) -> Inspection:
 def inspect_task(
     config: ConfigLike, task: str | Task, split: str = "train", examples: int = 3
 ) -> str:
-    """Show the first examples of a task as text, the way the model of a config reads them."""
+    """Return the first examples of a task as text, the way the model of a config reads them."""
     with _gate() as by_caller:
         run, task = _run_config(config, by_caller), _task(task, by_caller)
         run = dataclasses.replace(run, task=with_labels_of(task))
@@ -422,15 +424,15 @@ class LanguageModel:
         return continue_texts(self._loaded, prompts, **options)
 
     def reply(self, turns: Sequence[Mapping[str, str]], **options: Any) -> str:
-        """Return the reply of a model that was tuned on conversations. One that leaves no room for
-        it in a row loses its beginning, as in training.
+        """Return the reply of a model that was tuned on conversations. A conversation that leaves
+        no room for the reply in a row loses its beginning, as in training.
 
         Args:
             turns: {"role": "user", "content": …} and so on; the last is not the assistant's.
-            options: see generate; not stop and num_beams.
+            options: see generate; stop and num_beams are rejected.
 
         Raises:
-            UserError: if it was tuned on something else.
+            UserError: if the model was tuned on something else.
         """
         *_, last = stream_written(self._loaded, self.render(turns), cut=True, **options)
         return last.text
@@ -438,12 +440,12 @@ class LanguageModel:
     def stream_tokens(
         self, prompt: str, top: int = 5, cut: bool = False, **options: Any
     ) -> Iterator[str | list[TokenPrediction]]:
-        """Yield the text that the model writes after a prompt, piece by piece, and at last its
-        tokens, with their probabilities and the `top` likeliest in their places.
+        """Yield the text that the model writes after a prompt, piece by piece. Finally yield the
+        list of its tokens, each with its probability and the `top` likeliest tokens in its place.
 
         Args:
-            cut: a prompt that leaves no room in a row loses its beginning.
-            options: see generate; not stop and num_beams.
+            cut: cut off the beginning of a prompt that leaves no room for the text in a row.
+            options: see generate; stop and num_beams are rejected.
         """
         last = Written(np.zeros(0, np.int32), np.zeros(0, np.int32), "")
         for written in stream_written(self._loaded, prompt, cut=cut, **options):
@@ -489,7 +491,7 @@ class LanguageModel:
         return score(self._loaded, list(texts), context)
 
     def predict_tokens(self, text: str, context: str = "", top: int = 5) -> list[TokenPrediction]:
-        """Return the probability of each token of a text, and the `top` likeliest tokens there.
+        """Return the probability of each token of a text, and the `top` likeliest in its place.
 
         See inference.token_predictions.predict_tokens.
         """
@@ -506,21 +508,21 @@ class LanguageModel:
     ) -> dict[str, Any]:
         """Evaluate the model on a task.
 
-        A task that it was trained on is answered as in training, unless shots are asked for. Any
-        other task is answered by likelihood or by generation; see inference.zero_shot.
+        If the model was trained on the task, it answers as in training, unless shots are asked for.
+        Any other task is answered by likelihood or by generation; see inference.zero_shot.
 
         Args:
             task: the task to evaluate, or a value of --task.
             split: the split to evaluate.
             shots: number of solved training examples in the prompt.
             seed: draws those examples.
-            direction: "direct" scores an answer given the question, "channel" the question given
-                an answer.
+            direction: "direct" scores the answer given the question, "channel" the question given
+                the answer.
             limit: number of examples to evaluate, from the first; 0: all.
 
         Returns:
             a dict with task, split, method, examples (their number), metrics, groups and
-            predictions (a record for each example).
+            predictions (one record per example).
         """
         asking = Asking(split, shots, seed, direction, limit)
         by_caller = not permission().is_guarded
@@ -570,7 +572,8 @@ class LanguageModel:
 def load_model(path: str | Path, mesh: Mesh | None = None) -> LanguageModel:
     """Load the model in a run directory, or in a directory of Hugging Face files.
 
-    A run whose objective or part is code of yours needs your permission for its modules:
+    A run that uses code of yours, such as an objective or a part of the model, needs your
+    permission to import it:
 
     with t5x_lite.allow(code=["my_objectives"]):
         model = t5x_lite.load("runs/mine")

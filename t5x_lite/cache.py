@@ -1,7 +1,8 @@
-"""The user's private directory for token stores, compiled programs and what else may be made again.
+"""The user's private directory for token stores, compiled programs and other files that can be
+recreated.
 
-What lies there is trusted: a compiled program is run, a store is trained on. It must therefore
-belong to the user, and nobody else may write to it.
+Its contents are trusted: a compiled program is run, a store is trained on. The directory must
+therefore belong to the user, and no other user may write to it.
 """
 
 import os

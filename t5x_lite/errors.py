@@ -48,7 +48,7 @@ def user_errors(code: int, what: str) -> Iterator[None]:
     MemoryError and UserError pass through unchanged.
 
     Args:
-        code: the exit code of the UserError; IO_ERROR in its place if the disk is full or fails.
+        code: the exit code of the UserError, unless the disk is full or fails: then it is IO_ERROR.
         what: what could not be done; begins the message.
 
     >>> with user_errors(NO_FILE, "cannot read a.gz"):
@@ -123,8 +123,8 @@ def read_json(path: Path, fix: str) -> dict:
     """Read the JSON object in a file.
 
     Raises:
-        UserError: if the file is missing, cannot be read or holds no object; its message ends in
-            `fix`.
+        UserError: if the file is missing, cannot be read, or does not hold an object. The message
+            ends in `fix`.
     """
     try:
         if path.exists() and not path.is_file():
@@ -140,8 +140,8 @@ def read_json(path: Path, fix: str) -> dict:
 
 
 def shortened(message: str, at_most: int = 1500) -> str:
-    """Return a message without the middle of one that is too long to read, as of a setting that
-    holds a book. The end, which says what to do, is kept.
+    """Cut out the middle of a message that is too long to read, for example because it quotes a
+    setting that holds a book. Keep the end, which says what to do.
 
     >>> shortened(f"a={'x' * 90}: expected b", at_most=40)
     'a=xxxxxxxxxxxxxxxxxxxxxxx… (64 characters) …xxx: expected b'
@@ -154,7 +154,7 @@ def shortened(message: str, at_most: int = 1500) -> str:
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """Return the end of an error message, which says what was probably meant or which names exist.
+    """Return the end of an error message: the name that was probably meant, or all names.
 
     >>> nearest("lerning_rate", ["learning_rate", "warmup_steps"])
     'did you mean learning_rate?'

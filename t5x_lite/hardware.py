@@ -37,7 +37,7 @@ class Chip:
             around if all are multiples of 4, and none does otherwise.
         dollars: price per hour, see PRICES_AS_OF.
         watts: for a TPU, the mean power in production; for a GPU, the maximum power.
-        clock: cycles per second of a TPU, if they follow from its peak and its matrix units.
+        clock: cycles per second of a TPU, where its peak and its matrix units determine them.
     """
 
     kinds: tuple[str, ...]
@@ -79,15 +79,16 @@ CHIPS = {
 }
 
 
-# Names of NVIDIA's GPUs before Ampere, whose compute capability is below 8.0
+# Names of NVIDIA GPUs before Ampere, with a compute capability below 8.0
 _BEFORE_AMPERE = re.compile(r"Tesla|Quadro|TITAN|GTX|MX\d|RTX 20[5-8]0|\b[KPVT]\d{1,4}\b")
-# Names of those from Hopper on, 9.0 and above
+# Names of NVIDIA GPUs from Hopper on, with a compute capability of 9.0 and above
 _HOPPER_OR_LATER = re.compile(r"\b(H20|H100|H200|H800|GH200|B100|B200|B300|GB200|GB300)\b")
 
 
 def cuda_generation(device_kind: str) -> Literal["", "old", "ampere", "hopper"]:
-    """Return the generation of an NVIDIA GPU from jax's `device_kind`: before Ampere, from Ampere,
-    or from Hopper on; "" for other devices, such as AMD's.
+    """Return the generation of an NVIDIA GPU from jax's `device_kind`: "old" is before Ampere,
+    "ampere" from Ampere until Hopper, "hopper" from Hopper on. Return "" for other devices, such as
+    AMD's.
 
     >>> [cuda_generation(kind) for kind in ("Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA A100")]
     ['old', 'old', 'ampere']
@@ -114,7 +115,7 @@ def chip_of(device_kind: str) -> Chip | None:
 
 
 class PlannedDevice(NamedTuple):
-    """A stand-in for a device that this machine does not have, with the part of jax's device
+    """A stand-in for a device that this machine does not have. It has the part of jax's device
     interface that planning needs.
 
     Attributes:
@@ -183,7 +184,7 @@ class Topology:
         return f"{self.slices}*{self.name}:{shape}" if self.slices > 1 else f"{self.name}:{shape}"
 
 
-MOST_CHIPS = {  # in the largest slice
+MOST_CHIPS = {  # chips in the largest slice
     "v2": 256,
     "v3": 1024,
     "v4": 4096,
@@ -193,7 +194,7 @@ MOST_CHIPS = {  # in the largest slice
     "v6e": 256,
     "7x": 9216,
 }
-_MOST_DEVICES = 1 << 16  # more are not planned for
+_MOST_DEVICES = 1 << 16  # the most that `plan` accepts
 _MOST_IN_NODE = 8
 
 
@@ -205,7 +206,7 @@ def parse_topology(text: str) -> Topology:
     256
 
     Raises:
-        UserError: for anything else, and for shapes that do not exist.
+        UserError: for any other text, and for shapes that do not exist.
     """
     found = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.lower())
     example = "expected such as v5e:4x4, v5p:8x8x8, 2*v6e:16x16, h100:8x8 or cpu:8"
@@ -242,9 +243,9 @@ def axis_bandwidth(topology: Topology, mesh: dict[str, int], axis: str) -> float
     """Estimate the bytes per second through one device in a collective along a mesh axis.
 
     On TPUs a mesh axis is laid along one or more sides of the torus, and uses the links of all of
-    them: both directions of a side that wraps around, and one of a side that does not or that the
-    axis covers only in part. An axis that leaves a GPU node uses the network connections of all its
-    devices in the node at once.
+    them. A side that wraps around counts in both directions. A side that does not, or that the axis
+    covers only in part, counts in one. On GPUs an axis that extends beyond a node uses the network
+    connections of all its devices in the node at once.
 
     Args:
         topology: the devices.
@@ -293,12 +294,12 @@ def _over_slices(topology: Topology, mesh: dict[str, int]) -> float | None:
 def _links(topology: Topology, mesh: dict[str, int]) -> int:
     """Return how many links of a TPU the first axis of a mesh uses.
 
-    As when jax arranges a mesh, the last axis takes its sides of the torus first: the largest
-    number of whole sides whose product is its size, or else parts of sides.
+    The axes take sides of the torus in the order in which jax arranges a mesh, the last axis first.
+    Each takes the largest number of whole sides whose product is its size, or else parts of sides.
     """
     sides = list(zip(topology.bounds, topology.is_ring, strict=True))
     if topology.cores > 1:
-        sides.append((topology.cores, False))  # the cores of a chip
+        sides.append((topology.cores, False))  # the cores of a chip form one more side
     links = 1
     for size in reversed(mesh.values()):
         # All sets of remaining sides that the axis would fill exactly, the largest sets first.

@@ -1,9 +1,9 @@
-"""Locks: which process may write a directory.
+"""Locks: which process may write to a directory.
 
-On a disk the operating system holds the lock, and frees it when the process ends. In a bucket, and
-on network disks without locks, the lock is a file that only one process can create and that says
-whose it is. If its process is killed the file stays, until the same machine finds that the process
-has ended, or somebody asks to take the lock over.
+On a local disk the operating system holds the lock, and frees it when the process ends. In a
+bucket, and on network disks without locks, the lock is a file that only one process can create and
+that names its owner. If the owner is killed, the file stays until another process on the same
+machine finds that the owner has ended, or until somebody takes the lock over.
 """
 
 import errno
@@ -23,14 +23,14 @@ from t5x_lite import storage
 from t5x_lite.errors import IO_ERROR, USAGE, UserError
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of some network file systems
-FILES = (".lock", storage.LOCK)  # of a directory that is locked
+FILES = (".lock", storage.LOCK)  # lock files in a directory
 _POLL_EVERY = 1.0  # seconds
 _SETTLING_SECONDS = 2.0  # until it is clear which of two processes has taken a lock over
-_held: dict[str, "Owner"] = {}  # the lock files of this process, by address
+_held: dict[str, "Owner"] = {}  # the lock files that this process holds, by address
 
 
 def _machine() -> str:
-    """Return what tells apart machines, and containers of one machine, that have the same name."""
+    """Return an id that tells apart machines, and containers on one machine, of the same name."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -47,7 +47,7 @@ class Owner:
     since: float = field(default_factory=time.time)
 
     def is_gone(self) -> bool:
-        """Return True if it was a process of this machine that has ended."""
+        """Return True if the owner was a process of this machine and has ended."""
         here = Owner()
         if (self.host, self.machine) != (here.host, here.machine):
             return False
@@ -57,7 +57,7 @@ class Owner:
             return True
         except PermissionError:
             return False
-        return self.pid == here.pid  # an earlier process with our pid: see _held
+        return self.pid == here.pid  # an earlier process had our pid; our own locks are in _held
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
@@ -75,14 +75,14 @@ class Held(UserError):
 
 @contextmanager
 def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator[None]:
-    """Make sure that no other process writes the directory.
+    """Make sure that no other process writes to the directory.
 
     Args:
         what: setting that names the directory, for errors.
-        take_over: take the lock from a process that may have ended, where there is no way to tell.
+        take_over: take over the lock of a process that may have ended, if there is no way to tell.
 
     Raises:
-        UserError: if another process writes the directory.
+        UserError: if another process writes to the directory.
     """
     with ExitStack() as stack:
         if storage.is_mirrored(directory) or not _flock(stack, directory / FILES[0], what):
@@ -92,7 +92,7 @@ def only_writer(directory: Path, what: str, take_over: bool = False) -> Iterator
 
 @contextmanager
 def wait_for_lock(address: str) -> Iterator[None]:
-    """Hold a lock, which is a file at this address, as soon as no other process holds it."""
+    """Wait until no other process holds the lock file at this address, then hold it."""
     with ExitStack() as stack:
         if storage.is_remote(address) or not _flock(stack, Path(address)):
             said = False
@@ -111,7 +111,7 @@ def wait_for_lock(address: str) -> Iterator[None]:
 
 @contextmanager
 def lock_file(address: str, what: str, take_over: bool = False) -> Iterator[None]:
-    """Hold a file that only one process can create.
+    """Hold a lock file, which only one process can create.
 
     Raises:
         UserError: if another process holds it; the error names its host and when it began.
@@ -124,7 +124,7 @@ def lock_file(address: str, what: str, take_over: bool = False) -> Iterator[None
         owner = _owner(address)
         if address in _held or not (take_over or (owner and owner.is_gone())):
             raise Held(what, owner, "if it has ended, add --take-over") from error
-        # Another process may take it over at the same moment: the last one to write has it.
+        # Another process may take it over at the same moment. The last one to write wins.
         storage.write(address, content)
         time.sleep(_SETTLING_SECONDS)
         if _owner(address) != mine:
@@ -134,7 +134,8 @@ def lock_file(address: str, what: str, take_over: bool = False) -> Iterator[None
         yield
     finally:
         del _held[address]
-        with suppress(Exception):  # errors of any file system; a process that took it over keeps it
+        with suppress(Exception):  # any error of a file system
+            # A process that has taken the lock over keeps it.
             if _owner(address) == mine:
                 storage.remove(address)
 
@@ -151,11 +152,11 @@ def check_only_writer(directory: Path) -> None:
 
 
 def _flock(stack: ExitStack, path: Path, what: str = "") -> bool:
-    """Hold the lock of the operating system until the stack is closed; return False where there is
-    none.
+    """Hold a lock of the operating system until the stack is closed. Return False if the file
+    system has no locks.
 
     Args:
-        what: refuse, naming this, if another process holds it; empty: wait.
+        what: setting to name in the error if another process holds the lock; empty: wait for it.
     """
     file: Any = stack.enter_context(open(path, "w"))
     try:
@@ -176,7 +177,7 @@ def _file_of(directory: Path) -> str:
 
 
 def _owner(address: str) -> Owner | None:
-    """Return who holds a lock file; None while it is written, or after it was removed."""
+    """Return the owner of a lock file; None while it is being written, or after it was removed."""
     try:
         return Owner(**{"machine": "", **json.loads(storage.read(address))})
     except (UserError, ValueError, TypeError):

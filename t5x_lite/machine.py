@@ -1,5 +1,5 @@
-"""Detection of this machine's accelerators, and of whether the installed jax can use them, without
-importing jax; and what the environment must say before jax is used.
+"""Detect this machine's accelerators, and whether the installed jax can use them, without importing
+jax. Check and set the environment variables that jax reads when it starts.
 """
 
 import importlib.util
@@ -26,11 +26,12 @@ _PLATFORMS = ("cuda", "tpu")
 
 
 def give_threads_to_simulated_devices(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let XLA have enough threads where XLA_FLAGS makes several devices out of one CPU.
+    """Give XLA enough threads if XLA_FLAGS makes several devices out of one CPU.
 
-    By default it has as many as there are processors or devices. In a collective a thread waits for
-    all devices, and one device may be in several collectives at once: with a thread for each device
-    they can all wait, until XLA ends the process after 40 s. XLA reads the number from NPROC.
+    By default it has as many threads as there are processors or devices. In a collective a thread
+    waits for all devices, and one device may be in several collectives at once. With only one
+    thread per device, all of them can end up waiting, until XLA ends the process after 40 s. XLA
+    reads the number of threads from NPROC.
 
     >>> environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     >>> give_threads_to_simulated_devices(environment)
@@ -58,7 +59,7 @@ def count_accelerators(
     if count := len(list(dev.glob("accel[0-9]*"))):
         return count
     # Newer TPUs appear as vfio devices. So does any device that is passed through to a virtual
-    # machine, so they only count if there is a PCI device of Google's.
+    # machine, so vfio devices count only if one of the PCI devices is Google's.
     vendors = {path.read_text().strip() for path in pci.glob("*/vendor")}
     return len(list(dev.glob("vfio/[0-9]*"))) if _GOOGLE in vendors else 0
 
@@ -101,7 +102,7 @@ def check_platforms(
             raise UserError(NO_FILE, f"JAX_PLATFORMS={name}: no GPU is here; unset it, or set cpu")
     if named:
         return None
-    # Nothing is named, and jax would fall back to the CPU silently.
+    # No platform is named, so jax would silently fall back to the CPU.
     for platform in _PLATFORMS:
         count = count_accelerators(platform, dev)
         if count and not can_use(platform):

@@ -1,9 +1,9 @@
-"""The manifest of a directory: a file, written when all files are complete, that lists them with
-size and SHA-256.
+"""The manifest of a directory: a file that lists the other files with their size and SHA-256. It is
+written once they are complete.
 
-A change in one of them is noticed: a flipped bit, a missing or truncated file, a file of another
-directory. Files that are not listed do not matter. The manifest also carries facts about the
-directory, such as the step of a checkpoint, and the SHA-256 of itself.
+Any change to a listed file is noticed: a flipped bit, a missing or truncated file, a file from
+another directory. Files that are not listed do not matter. The manifest also records facts about
+the directory, such as the step of a checkpoint, and its own SHA-256.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def verification(level: Level) -> Iterator[None]:
 
     Args:
         level: "full" compares every file with its hash, and every array with its checksum; "files"
-            leaves out the arrays; "off" trusts both, and the manifest.
+            leaves out the arrays; "off" checks neither, nor the hash of the manifest.
     """
     token = _level.set(level)
     try:
@@ -49,12 +49,12 @@ def verification_level() -> Level:
 
 
 class Damage(Exception):
-    """A directory is not what its manifest says. The message names the file and what is wrong."""
+    """A directory does not match its manifest. The message names the file and what is wrong."""
 
 
 def write(directory: Any, facts: dict[str, Any], leave_out: Collection[str] = ()) -> None:
-    """Write the manifest of a directory whose files are complete. On a disk, all of them, and the
-    manifest after them, are flushed to the device.
+    """Write the manifest of a directory whose files are complete. On a local disk, flush all files,
+    and then the manifest, to the device.
 
     Args:
         directory: a path, or an address in a bucket as etils.epath.
@@ -68,8 +68,8 @@ def write(directory: Any, facts: dict[str, Any], leave_out: Collection[str] = ()
 
 
 def is_in(directory: Any) -> bool:
-    """Return True if a directory has a manifest, whole or damaged; another program may have written
-    a file of that name.
+    """Return True if a directory has a manifest, intact or damaged. A file of the same name that
+    another program wrote does not count.
     """
     try:
         record = json.loads((directory / NAME).read_bytes())
@@ -105,10 +105,10 @@ def read(directory: Any) -> dict[str, Any]:
 
 
 def check_files(directory: Any, facts: dict[str, Any]) -> None:
-    """Compare all files with a manifest that was read.
+    """Compare all files with the facts that `read` returned.
 
     Raises:
-        Damage: naming the first file that is missing or has changed.
+        Damage: if a file is missing or has changed; the message names it.
     """
     found = _hash_files(directory, {NAME})
     for name, (size, digest) in facts["files"].items():
@@ -128,7 +128,8 @@ def _hash_of(content: dict[str, Any]) -> str:
 def _hash_files(
     directory: Any, leave_out: Collection[str], flush: bool = False
 ) -> dict[str, tuple[int, str]]:
-    """Return size and SHA-256 of each file below a directory, by name; several files at a time.
+    """Return the size and SHA-256 of each file below a directory, by name. Hash several files in
+    parallel.
 
     Args:
         flush: flush files and directories to the device.

@@ -11,11 +11,11 @@ class ModelAddress(NamedTuple):
     """Where a trained model is: the directory of its run, and which of its checkpoints."""
 
     directory: Path
-    checkpoint: str = ""  # a step, "10M-words" or "best"; empty: the newest, of a task the best
+    checkpoint: str = ""  # a step, "10M-words" or "best"; empty: the newest or, on a task, the best
 
     @property
     def is_run(self) -> bool:
-        """True if there is a run in the directory."""
+        """True if the directory holds a run."""
         return (self.directory / "config.json").exists()
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ def locate(address: str | Path) -> ModelAddress:
     """
     address = str(address).rstrip("/") or "/"
     base, mark, checkpoint = address.rpartition("@")
-    # The @ may belong to the name of a directory, or of one above it.
+    # The @ may be part of the name of the directory, or of one above it.
     is_name = "/" in checkpoint or (not storage.is_remote(address) and Path(address).exists())
     if not mark or is_name:
         return ModelAddress(storage.local_path(address))

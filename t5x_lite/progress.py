@@ -17,7 +17,7 @@ Listener = Callable[[str], None]
 
 
 def _print(line: str) -> None:
-    """Print a line at once; a reader that went away ends no run."""
+    """Print a line at once. A run continues even if the reader of its output has gone away."""
     with suppress(BrokenPipeError):
         print(line, flush=True)
 
@@ -26,16 +26,16 @@ _listener: ContextVar[Listener] = ContextVar("listener", default=_print)
 
 
 def say(line: str) -> None:
-    """Show a line of progress: print it, unless messages_to says otherwise.
+    """Show a line of progress: print it, or pass it to the function given to messages_to.
 
-    It names what lies in a bucket by its address.
+    Files in a bucket are named by their remote addresses.
     """
     _listener.get()(storage.with_addresses(line))
 
 
 @contextmanager
 def messages_to(listener: Listener) -> Iterator[None]:
-    """Hand all lines of progress to a function, within.
+    """Inside the block, pass all lines of progress to a function.
 
     >>> lines = []
     >>> with messages_to(lines.append):
@@ -56,16 +56,16 @@ def current_listener() -> Listener:
 
 
 def to_stderr(line: str) -> None:
-    """Print a line to standard error, where what a command prints is its result."""
+    """Print a line to standard error, for commands whose standard output is their result."""
     print(line, file=sys.stderr, flush=True)
 
 
 def silent(line: str) -> None:
-    """Show nothing of a line of progress."""
+    """Discard a line of progress."""
 
 
 def columns(rows: Iterable[Sequence[str] | str], align: str) -> str:
-    """Align rows of cells in columns; a row that is a text is a line of its own.
+    """Align rows of cells in columns. A row that is a string becomes a line of its own.
 
     Args:
         align: < or > for each column.
@@ -96,7 +96,7 @@ def columns(rows: Iterable[Sequence[str] | str], align: str) -> str:
 def bar(name: str, counted: bool = False) -> "Progress":
     """Return a rich progress bar, which shows its name, the bar, and its task's field `line`.
 
-    Its attribute `disable` is True if standard error is no terminal.
+    Its attribute `disable` is True if standard error is not a terminal.
 
     Args:
         name: the text before the bar.

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command in the way that Ctrl-C does, with exit codes of their own."""
+"""Make SIGTERM and SIGHUP end a command the way Ctrl-C does, with exit codes of their own."""
 
 import os
 import signal
@@ -10,12 +10,12 @@ from types import FrameType
 
 from t5x_lite.errors import HUNG_UP, TERMINATED
 
-_SECONDS = 0.05  # until a signal is sent again
+_SECONDS = 0.05  # until a signal that was lost is sent again
 CODES = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end. Everything that handles Ctrl-C handles it.
+    """A signal asked this process to end. Code that handles Ctrl-C handles this exception too.
 
     Attributes:
         code: the exit code.
@@ -29,10 +29,11 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped at these signals, within. One that is ignored, as under nohup, stays so.
+    """Inside the block, raise Stopped on SIGTERM and SIGHUP. A signal that is ignored, as SIGHUP is
+    under nohup, stays ignored.
 
     Python drops an exception that is raised in a destructor or a callback of the garbage collector,
-    such as jax's. A signal that comes just then, Ctrl-C included, is sent again.
+    such as jax's. A signal that arrives at such a moment, Ctrl-C included, is sent again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers in the main thread only

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from t5x_lite.errors import IO_ERROR, USAGE, UserError, optional_import, user_errors
 
-LOCK = ".lock.json"  # the file of a lock in a bucket: see locks.py
+LOCK = ".lock.json"  # the lock file in a bucket: see locks.py
 _LARGE = {"checkpoints", "best", "profile"}  # directories that are not fetched
 _PUSH_EVERY, _PUSH_EVERY_AT_MOST = 30.0, 600.0  # seconds between pushes, at least and at most
 _PUSH_SHARE = 0.05  # fraction of the time that pushes may take, if there are many metrics
@@ -54,7 +54,7 @@ def file_system(address: str) -> tuple[Any, str]:
         optional_import(*_PACKAGES[scheme], address)
     import fsspec
 
-    # Hide its warnings and retries from users. Failures are still raised.
+    # Hide gcsfs's warnings and retries from users. Failures are still raised.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     with user_errors(USAGE, f"{address}: cannot be reached"):
         return fsspec.core.url_to_fs(address)
@@ -104,8 +104,8 @@ class Mirror:
             self.next_push = began + min(max(wait, _PUSH_EVERY), _PUSH_EVERY_AT_MOST)
 
     def push_in_background(self) -> None:
-        """Push in a background thread, at most every 30 s. A push that fails is tried again the
-        next time.
+        """Push in a background thread, at most every 30 s. Files that could not be pushed are tried
+        again with the next push.
         """
         if time.monotonic() < self.next_push or self.pushing.locked():
             return
@@ -117,7 +117,7 @@ class Mirror:
         threading.Thread(target=push, daemon=True, name="push").start()
 
     def discard(self) -> None:
-        """Remove the mirror, unless some of its files could not be copied."""
+        """Remove the mirror, unless some of its files could not be copied to the bucket."""
         if any(self.copied.get(name) != version for name, version in self._state().items()):
             print(f"t5x_lite: {self.address} lacks what is in {self.here}", file=sys.stderr)
             return
@@ -172,14 +172,14 @@ def is_mirrored(path: Path) -> bool:
 
 
 def address_of(path: Path) -> str:
-    """Return the remote address of a path in a mirror, or the absolute path."""
+    """Return the remote address of a path in a mirror, or the absolute path of any other path."""
     mirror = _mirror_of(path)
     return str(path.absolute()) if mirror is None else mirror.address_of(path)
 
 
 def durable_path(path: Path) -> Any:
-    """Return where to read and write large files: the path itself, or for a path in a mirror its
-    remote address, as an etils.epath, which has the methods of a Path.
+    """Return where to read and write large files: the path itself or, for a path in a mirror, its
+    remote address. The address is an etils.epath, which has the methods of a Path.
 
     Raises:
         UserError: if runs cannot be written to that kind of address.
@@ -218,7 +218,7 @@ def push(directory: Path, now: bool = True) -> None:
 
 
 def rename(directory: Any, target: Any) -> None:
-    """Give a directory, local or remote, another name next to it."""
+    """Rename a directory, local or remote, to a target in the same parent directory."""
     if isinstance(directory, Path):
         directory.rename(target)
         return
@@ -228,8 +228,8 @@ def rename(directory: Any, target: Any) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory or a file, and its remote copy if it is in a mirror. Do nothing if there
-    is none.
+    """Remove a directory or a file, and its remote copy if it is in a mirror. Do nothing if it does
+    not exist.
     """
     if path.is_file():
         path.unlink()
@@ -247,8 +247,8 @@ def with_addresses(message: str) -> str:
 
 
 def names_in(directory: Any) -> list[str]:
-    """Return the names of the files and directories in a directory, local or remote; none if there
-    is no such directory.
+    """Return the names of the files and directories in a directory, local or remote, or an empty
+    list if there is no such directory.
     """
     if isinstance(directory, Path):
         return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
@@ -287,7 +287,7 @@ def write_durably(path: Any, content: str | bytes) -> None:
         content = content.encode()
     if not isinstance(path, Path):
         return write(str(path), content)
-    # Processes that write at the same time do not write the same file.
+    # Include the pid, so that processes that write at the same time use different files.
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     with open(partial, "xb") as file:
@@ -342,7 +342,7 @@ def create(address: str, content: bytes) -> None:
     """Write a file that does not exist yet.
 
     Raises:
-        FileExistsError: if it does; of all that try at once, one succeeds.
+        FileExistsError: if it exists. If several processes try at once, one of them succeeds.
     """
     files, path = file_system(address)
     if "file" in files.protocol:
@@ -354,7 +354,7 @@ def create(address: str, content: bytes) -> None:
 
 
 def remove(address: str) -> None:
-    """Remove a file, or a directory with everything in it. Do nothing if there is none."""
+    """Remove a file, or a directory with everything in it. Do nothing if it does not exist."""
     files, path = file_system(address)
     with user_errors(IO_ERROR, f"{address}: cannot be removed"), suppress(FileNotFoundError):
         files.invalidate_cache()
@@ -379,8 +379,8 @@ def _make_parent(files: Any, path: str) -> None:
 
 
 def download(address: str, directory: Path, last: str, leave: str = "") -> None:
-    """Copy all files from an address, unless they are already here. They are if the file `last` is
-    the same, since it is copied last.
+    """Copy all files from an address, unless they are already here. That is the case if the local
+    copy of `last` is the same, since it is copied last.
 
     Args:
         leave: pattern of names that are not copied, as in fnmatch.

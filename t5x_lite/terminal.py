@@ -1,5 +1,5 @@
-"""Text of others on the user's terminal: control characters, which can move the cursor, change the
-title or paste commands, are shown and not obeyed.
+"""Show untrusted text safely on the user's terminal. Control characters, which can move the cursor,
+change the title or paste commands, are printed as escapes.
 """
 
 import io
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 _KEPT = "\n\t"
 _DIRECTIONS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
 _LINE_ENDS = (0x2028, 0x2029)
-_SURROGATES = range(0xD800, 0xE000)  # half characters, which no encoding has
+_SURROGATES = range(0xD800, 0xE000)  # half characters, which cannot be encoded
 _SHOWN = {
     number: ascii(chr(number))[1:-1]
     for number in [*range(0x20), *range(0x7F, 0xA0), *_LINE_ENDS, *_DIRECTIONS, *_SURROGATES]
@@ -20,8 +20,8 @@ _SHOWN = {
 
 
 def visible(text: str) -> str:
-    r"""Return a text with its control characters as escapes, line ends and tabs excepted. So are
-    characters that turn the direction of writing, which can make a line read as another.
+    r"""Replace control characters in a text by escapes, except line ends and tabs. Do the same with
+    characters that change the direction of writing, which can make a line look like another.
 
     >>> visible("a\x1b[2Jb\r\n\u202ec")
     'a\\x1b[2Jb\\r\n\\u202ec'
@@ -30,7 +30,7 @@ def visible(text: str) -> str:
 
 
 class _Visible:
-    """A stream that shows control characters."""
+    """A stream that writes control characters as escapes."""
 
     def __init__(self, stream: TextIO):
         self.raw = stream
@@ -45,8 +45,8 @@ class _Visible:
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Within, show control characters in what is printed to standard error, and to standard output
-    if it is a terminal: a file or a pipe gets what a command prints as it is.
+    """Inside the block, print control characters as escapes on standard error, and on standard
+    output if it is a terminal. A file or a pipe gets the output of a command unchanged.
     """
     out, err = sys.stdout, sys.stderr
     if isinstance(out, io.TextIOWrapper):
@@ -61,5 +61,5 @@ def visible_output() -> Iterator[None]:
 
 
 def raw_stderr() -> TextIO:
-    """Return the stream of standard error for what draws with control characters itself."""
+    """Return the unfiltered standard error, for code that draws with control characters itself."""
     return getattr(sys.stderr, "raw", sys.stderr)

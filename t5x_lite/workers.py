@@ -1,4 +1,4 @@
-"""Processes that this one starts on the same machine."""
+"""Worker processes on the same machine."""
 
 import multiprocessing
 import os
@@ -6,8 +6,8 @@ import threading
 
 
 def end_with_parent() -> None:
-    """Make this process, which `multiprocessing` has started, end when its parent does, even if the
-    parent was killed.
+    """Make this process, which `multiprocessing` has started, end when its parent ends, even if the
+    parent is killed.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process was not started by multiprocessing"

@@ -1,5 +1,5 @@
 """The commands. To add one, write a file with a docstring (its help), an EXAMPLE,
-`add_options(command)` and `run(args)`, and add its name to COMMANDS.
+`add_options(command)` and `run(args)`, and add the module to _MODULES.
 """
 
 from t5x_lite.commands import (

@@ -1,6 +1,7 @@
 """Options that several commands share, and functions that read them.
 
-Other parts of the package are imported late, so that --help and typos answer at once.
+Other parts of the package are imported inside functions, so that --help and typos get an answer at
+once.
 """
 
 import argparse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from t5x_lite.data.rows.row_plan import RowPlan
 
 
-# Options.
+# Adding options.
 
 
 def number_type(low: float, high: float = float("inf")) -> Callable[[str], float]:
@@ -35,7 +36,7 @@ def number_type(low: float, high: float = float("inf")) -> Callable[[str], float
             raise argparse.ArgumentTypeError(f"got {text}, expected a number {expected}")
         return value
 
-    convert.__name__ = type(low).__name__  # argparse names it if the text is not a number
+    convert.__name__ = type(low).__name__  # argparse shows it if the text is not a number
     return convert
 
 
@@ -70,7 +71,7 @@ def add_allow(command: argparse.ArgumentParser) -> None:
 
 
 def add_distributed(command: argparse.ArgumentParser) -> None:
-    """Add the option of a run with several processes."""
+    """Add the option for a run with several processes."""
     help = "this is one of several processes; find the others through the cluster"
     command.add_argument("--distributed", action="store_true", help=help)
 
@@ -92,7 +93,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one line of JSON per text")
 
 
-# Reading them.
+# Reading options.
 
 
 def config_name(args: argparse.Namespace) -> str:
@@ -179,7 +180,7 @@ def read_mesh(args: argparse.Namespace) -> Mesh | None:
 
 
 def read_task(args: argparse.Namespace) -> "Task":
-    """Read --task. What it names is permitted, since the user has written it."""
+    """Read --task. What it names is permitted, since the user wrote it."""
     from t5x_lite.data.tasks.load import load_own_task
 
     return load_own_task(args.task)
@@ -199,7 +200,7 @@ def load_model(args: argparse.Namespace) -> "LanguageModel":
 
 
 def join_processes(args: argparse.Namespace) -> None:
-    """Join the other processes of the run, if launch/local or the cluster says there are some."""
+    """Join the other processes of the run, if launch/local or the cluster has started several."""
     import jax
 
     count = os.environ.get("T5X_LITE_PROCESSES")
@@ -215,8 +216,8 @@ def join_processes(args: argparse.Namespace) -> None:
 
 
 def share(args: argparse.Namespace) -> None:
-    """Join the other processes, if there are some, to do the command together. Only the first one
-    prints the result.
+    """Join the other processes, if there are any, to run the command together. Only the first
+    process prints the result.
     """
     if not args.distributed and "T5X_LITE_PROCESSES" not in os.environ:
         return

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the completion script of a shell."""
     shtab = optional_import("shtab", "completion", "completion")
     (commands,) = (found.choices for found in args.parser._actions if found.dest == "command")
-    # Settings are no options of argparse, whose help they would fill.
+    # Settings are not options of argparse, since they would flood --help. Add them here.
     for command in commands.values():
         if "--config" in command.format_usage():
             for setting in roles(RunConfig):

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     form = {"dtype": args.dtype, "lora": args.lora, "masked": args.masked}
 
     def export(source: str, checkpoint: ModelAddress, path: Path, revision: str = "") -> None:
-        """Write one checkpoint, unless it is there already, and upload it."""
+        """Write one checkpoint, unless it is already there, and upload it if asked."""
         if (args.revisions or args.push) and convert.is_exported(checkpoint, path, **form):
             say(f"{path} exists")
             hub.check_card(path, args.push, args.license)
@@ -84,5 +84,5 @@ def run(args: argparse.Namespace) -> None:
     for name, checkpoint in run_directory.revisions(located.directory).items():
         path = directory / name
         export(str(checkpoint), checkpoint, path, revision=name)
-    if args.push:  # what is loaded if no revision is named: the last one
+    if args.push:  # the main branch, which is loaded by default, gets the last checkpoint
         hub.upload(path, args.push)

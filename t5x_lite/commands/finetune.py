@@ -41,7 +41,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Fine-tune a model on a task, and print what it reached."""
+    """Fine-tune a model on a task, and print the scores that it reached."""
     from t5x_lite.config.files import check_is_run
     from t5x_lite.config.provenance import settings_written_here
 

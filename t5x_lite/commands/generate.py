@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     model = load_model(args)
     if len(texts) == 1 and not args.json:
         pieces = model.stream(texts[0], **options)
-        first = next(pieces, "")  # raises before the prompt is shown
+        first = next(pieces, "")  # raise any error before the prompt is shown
         print(args.text[0], first, sep="", end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)

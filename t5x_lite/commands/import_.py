@@ -19,7 +19,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write a run directory with the model that was imported."""
+    """Import a model, and write it as a run directory."""
     from t5x_lite.interop import convert
 
     workdir = read_workdir(args)

@@ -1,4 +1,4 @@
-"""Parse the command line: options, settings among them, and suggestions for typos."""
+"""Parse the command line, including settings (--config.KEY=VALUE), and suggest fixes for typos."""
 
 import argparse
 import textwrap
@@ -11,10 +11,10 @@ from t5x_lite.version import VERSION
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one sentence, as everything else here does."""
+    """A parser that says what is wrong in one sentence, like all errors of t5x_lite."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError; argparse would print all options in front of its message."""
+        """Raise UserError. Argparse itself would print all options in front of its message."""
         _, *command = self.prog.split()
         what = ": ".join([*command, message.removeprefix("argument ")])
         raise UserError(USAGE, f"{what}; see {self.prog} --help")
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments, with the --config.KEY=VALUE overrides among them in order."""
+    """Parse the arguments. Collect the --config.KEY=VALUE overrides among them, in order."""
     overrides, rest = [], []
     words = iter(argv)
     for word in words:
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _suggest_option(args: argparse.Namespace, option: str) -> str:
-    """Suggest a setting that lacks --config and its section, or a similar option."""
+    """Suggest a setting that was given without --config and its section, or a similar option."""
     from t5x_lite.config.files import find_setting
 
     name, equals, value = option.partition("=")

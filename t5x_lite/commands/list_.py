@@ -18,7 +18,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the names of what ships, with their meaning."""
+    """Print the name and the meaning of everything that ships."""
     for what in [args.what] if args.what else _LISTS:
         entries = list(_LISTS[what]())
         say(f"{what} ({len(entries)})")

@@ -47,10 +47,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what a run will need of its devices."""
+    """Print what a run will need on the given devices."""
     from t5x_lite.hardware import parse_topology
 
-    # Nothing runs here on accelerators that the machine may have.
+    # Planning needs no accelerator: do not occupy those that this machine may have.
     os.environ["JAX_PLATFORMS"] = "cpu"
     config, _ = planned_config(args)
     from t5x_lite.config.stages import as_run, stages_of

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         if list(map(str, located)).count(str(one)) > 1:
             raise UserError(USAGE, f"play: {one} is given twice; name each run once")
     models = {}
-    # A port that is taken is refused before models are loaded.
+    # Open the port first, so that one in use is rejected before models are loaded.
     with play_server(models, args.port) as server:
         setup_jax()
         for name, address in zip(short_names(addresses), addresses, strict=True):

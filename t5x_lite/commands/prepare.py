@@ -18,7 +18,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prepare a token store, and print its counts."""
+    """Prepare the token store of each stage, and print where it is."""
     config, _ = planned_config(args)
     import shlex
 

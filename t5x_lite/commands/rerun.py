@@ -19,7 +19,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train everything behind a report again."""
+    """Train again all runs of a report."""
     workdir = read_workdir(args)
     from t5x_lite.comparison import report
     from t5x_lite.comparison.rerun import rerun

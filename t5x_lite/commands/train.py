@@ -34,7 +34,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train in the run directory, from its newest checkpoint on."""
+    """Train in the run directory, starting from its newest checkpoint."""
     workdir = read_workdir(args)
     config, plans = planned_config(args)
     from t5x_lite.config.stages import each_stage
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _next_command(rows: RowPlan, workdir: Path) -> str:
-    """Return a command that tries the trained model."""
+    """Return a command that tries out the trained model."""
     allowed = options_that_allow()
     if rows.loss != "heads":  # such a model may not predict tokens
         return f't5x_lite embed --workdir={workdir}{allowed} "The house."'
