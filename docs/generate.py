@@ -649,11 +649,8 @@ def package_page() -> str:
         "training; inference; fine-tuning; interop; reports; comparisons and planning; the API and "
         "the commands.",
     ]
-    folders = ["", "config", "data", "data/text", "data/tokenizers", "data/store"]
-    folders += ["data/objectives", "data/rows", "data/tasks", "parallel", "model", "model/parts"]
-    folders += ["training", "inference"]
-    folders += ["finetune", "interop", "report", "compare", "planning", "commands"]
-    for folder in folders:
+    folders = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
+    for folder in sorted("" if folder == Path() else folder.as_posix() for folder in folders):
         rows = []
         for path in sorted((PACKAGE / folder).glob("*.py")):
             docstring = ast.get_docstring(ast.parse(path.read_text())) or ""

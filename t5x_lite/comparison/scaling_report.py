@@ -50,7 +50,7 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
             "for the worst of the budgets. Intervals: 95 %, from residuals with random signs. They "
             "are marked undetermined if "
             "wider than a factor of a hundred, as when the best size is the smallest or largest "
-            "one that was trained. They assume that the form of the law is right. Bold size: the "
+            "one that was trained. They assume that the form of the law is right. Best size: the "
             "one with the lowest loss for the compute; the last line of each objective goes beyond "
             "what was trained.",
         ]
@@ -99,7 +99,7 @@ def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
             keys = ("parameters", "tokens", "value", "for_one_percent")
             rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
     columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
-    return Table(columns, rows, f"Bold size for each amount of compute, by {heading}")
+    return Table(columns, rows, f"Best size for each amount of compute, by {heading}")
 
 
 def _law(of_one: Mapping[str, Any]) -> ScalingLaw:
