@@ -500,7 +500,7 @@ def convert(
     Raises:
         KeyError: if the old model lacks another parameter; its argument is the path.
     """
-    made, drawn = {}, []
+    made, drawn, changes = {}, [], {}
     taken = set()
     for path, source in converter.sources(model).items():
         if source is None or (source.path not in old and may_be_new(path)):
@@ -508,17 +508,24 @@ def convert(
             continue
         array = old[source.path]
         if source.change is not None:
-            array = _changed(source.change, array, fresh[path])
+            changes[path] = source.change
         elif source.path in taken:
             array = jnp.copy(array)  # the state is donated, so no two parameters share an array
         taken.add(source.path)
         made[path] = array
-    return made, drawn
+    return made | _changed(changes, made, fresh), drawn
 
 
 def _changed(
-    change: Callable[[jax.Array, Shape], jax.Array], array: jax.Array, like: jax.Array
-) -> jax.Array:
-    """Change an array, and put the result where `like` is."""
-    shape = like.shape
-    return jax.jit(lambda leaf: change(leaf, shape), out_shardings=like.sharding)(array)
+    changes: Mapping[str, Callable[[jax.Array, Shape], jax.Array]],
+    arrays: Mapping[str, Any],
+    like: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Change arrays, by path, and put the results where `like` is. One program does all of it."""
+    shapes = {path: like[path].shape for path in changes}
+
+    def change_all(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {path: change(arrays[path], shapes[path]) for path, change in changes.items()}
+
+    places = {path: like[path].sharding for path in changes}
+    return jax.jit(change_all, out_shardings=places)({path: arrays[path] for path in changes})
