@@ -221,15 +221,32 @@ def config_file(tmp_path, text_file):
     return write
 
 
+@pytest.fixture(autouse=True)
+def own_programs(request):
+    """Tests that change code of the package share no compiled programs with others."""
+    may_change_code = "monkeypatch" in request.fixturenames
+
+    def forget():
+        computation = sys.modules.get("t5x_lite.training.computation")
+        if computation and may_change_code:
+            computation.forget_programs()
+
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture
 def exchange(monkeypatch):
     """A function that puts a module of the test's into a table of a block's parts."""
     from t5x_lite.model import transformer
+    from t5x_lite.training import computation
 
     def forget():
         for function in vars(transformer).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
+        computation.forget_programs()
 
     def put(table, name, part):
         monkeypatch.setitem(table, name, part)

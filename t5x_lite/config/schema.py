@@ -26,6 +26,7 @@ from t5x_lite.config.roles import (
     LOCAL,
     OUTPUT,
     PATH,
+    RATE,
     RESUMABLE,
     SENDS,
     SETTINGS,
@@ -528,21 +529,23 @@ class Optimizer(Checked):
     # Update rule: adamw, adafactor, lion, muon, or your own my_module.my_rule: see
     # training/optimizer.py
     name: Annotated[str, CODE] = "adamw"
-    learning_rate: Annotated[float, Range(0.0, 100.0), ADJUSTABLE] = 1e-3  # peak learning rate
+    learning_rate: Annotated[float, Range(0.0, 100.0), ADJUSTABLE, RATE] = (
+        1e-3  # peak learning rate
+    )
 
     # Learning rate after the warm-up: cosine, linear, inverse_square_root, constant, or your own
     # my_module.my_schedule: see training/schedules.py
-    schedule: Annotated[str, CODE] = "cosine"
+    schedule: Annotated[str, CODE, RATE] = "cosine"
     # Unit of warmup_steps and decay_steps; tokens: raw tokens read
-    schedule_unit: Literal["steps", "tokens"] = "steps"
+    schedule_unit: Annotated[Literal["steps", "tokens"], RATE] = "steps"
     # Length of the linear warm-up from initial_lr_ratio × peak to the peak
-    warmup_steps: Annotated[NonNegative, SIZE, ADJUSTABLE] = 100
+    warmup_steps: Annotated[NonNegative, SIZE, ADJUSTABLE, RATE] = 100
     # Start of the warm-up as a share of the peak; 1: at the peak during the warm-up (T5)
-    initial_lr_ratio: Share = 0.0
+    initial_lr_ratio: Annotated[Share, RATE] = 0.0
     # End of cosine and linear, counted from the first step; 0: the end of the run
-    decay_steps: Annotated[NonNegative, SIZE, ADJUSTABLE] = 0
+    decay_steps: Annotated[NonNegative, SIZE, ADJUSTABLE, RATE] = 0
     # Learning rate at the end of cosine and linear, as a share of the peak
-    final_lr_ratio: Annotated[Share, ADJUSTABLE] = 0.0
+    final_lr_ratio: Annotated[Share, ADJUSTABLE, RATE] = 0.0
 
     # beta1, beta2 and epsilon are AdamW's, also for the parameters that Muon leaves to AdamW.
 

@@ -49,8 +49,6 @@ from t5x_lite.training.rollback import Diverged, go_back
 from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
     TrainState,
-    create_state,
-    first_state,
     fresh_parameters,
     parameter_shardings,
     state_shapes,
@@ -152,15 +150,27 @@ class Run(Evaluator):
         Args:
             limits: see make_train_step.
         """
+        arguments = state, batch, self._seed, self._rates, self.frozen
         if limits is None:
-            return self.program.train_step(state, batch, self._seed, self.frozen)
+            return self.program.computation.train_step(*arguments)
         on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
-        return self.program.train_step(state, batch, self._seed, self.frozen, on_host)
+        return self.program.computation.train_step(*arguments, on_host)
 
     @cached_property
     def _seed(self) -> jax.Array:
         """The seed, on all devices."""
         return jax.device_put(np.uint32(self.resolved.config.seed), replicated(self.program.mesh))
+
+    @cached_property
+    def _rates(self) -> jax.Array:
+        """The learning rate of each step, on all devices."""
+        return jax.device_put(self.program.rates, replicated(self.program.mesh))
+
+    @cached_property
+    def _first_rate(self) -> jax.Array:
+        """The learning rate of the first step, on all devices."""
+        first = self.program.rates[self.resolved.config.start.step]
+        return jax.device_put(first, replicated(self.program.mesh))
 
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
@@ -179,9 +189,8 @@ class Run(Evaluator):
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
-        program = self.program
-        state = create_state(self.resolved.model, self._seed, program.optimizer, program.shardings)
-        return self._counting_on(state)
+        draw_state = self.program.computation.draw_state
+        return self._counting_on(draw_state(self._seed, self._first_rate))
 
     def _counting_on(self, state: TrainState) -> TrainState:
         """Let a stage count on from the steps before it."""
@@ -224,8 +233,8 @@ class Run(Evaluator):
         params, report = run_directory.merge_parameters(self.resolved, fresh, program.mesh)
         say(report)
         trained, self.frozen = self.adaptation.split(params)
-        first = partial(first_state, optimizer=program.optimizer)
-        return self._counting_on(jax.jit(first, out_shardings=program.shardings)(trained))
+        first_state = program.computation.first_state
+        return self._counting_on(first_state(trained, self._first_rate))
 
     def whole(self, state: TrainState) -> Any:
         """Return the parameters that are evaluated, trained and frozen ones together."""

@@ -6,7 +6,8 @@ traits: Traits(loss="my_module.MyLoss(weight=2)").
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Int
 
-from t5x_lite.config import ModelDimensions, Training
+from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import find_named
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -22,6 +23,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.flops import forward_flops
 from t5x_lite.model.heads import (
+    Head,
     HeadInput,
     ModelOutput,
     Params,
@@ -55,14 +57,6 @@ AllSums = dict[str, Sums]  # by head, and by auxiliary loss, such as decoder_bal
 # Numbers folded into the key of a step, for the dropout of heads, for sampling, and (plus the index
 # of the companion) for the dropout of companions.
 _HEADS, _SAMPLES, _COMPANIONS = 1, 2, 3
-
-
-def make_parallelism(
-    model: ModelDimensions, reduce_dtype: str = "float32", line: int = 0, exact: bool = False
-) -> Parallelism:
-    """Describe how the devices of the mesh in use compute a model's gradient together."""
-    names: Any = flatten_dict(split_axes(model))
-    return Parallelism(names, model.num_kv_heads, model.dtype, reduce_dtype, line, exact)
 
 
 @runtime_checkable
@@ -236,38 +230,43 @@ class Models:
         return jax.random.fold_in(self._key, _COMPANIONS + names.index(of))
 
 
+@dataclass(frozen=True)
 class Loss:
-    """The loss of a run, its gradient and its evaluation.
+    """The loss of a run, its gradient and its evaluation. Two that are equal compute the same.
 
-    Args:
+    Attributes:
         packed: True if a row may hold several segments.
-        heads: names in HEADS, or names of heads of your own.
-        parallel: how devices share the work; None: as the mesh in use says.
+        head_names: names in HEADS, or names of heads of your own.
         function: the loss that the objective names: see Traits.loss.
+        microbatches, exact, reduce_dtype: settings of `training` and `mesh`.
+        line: see mesh.line_of_devices.
     """
 
-    def __init__(
-        self,
-        model: ModelDimensions,
-        packed: bool,
-        heads: tuple[str, ...],
-        training: Training,
-        parallel: Parallelism | None = None,
-        function: str = "heads",
-    ):
-        self.model = model
-        self.packed = packed
-        self.heads = {name: find_head(name) for name in heads}
-        self.microbatches = training.microbatches
-        self.settings = LossSettings(
-            training.z_loss,
-            training.label_smoothing,
-            training.loss_chunk,
-            training.auxiliary_lm,
-        )
-        self._parallel = parallel or make_parallelism(model)
-        self._exact = training.exact
-        self._function = find_loss(function)
+    model: ModelDimensions
+    packed: bool
+    head_names: tuple[str, ...]
+    settings: LossSettings = LossSettings()
+    function: str = "heads"
+    microbatches: int = 1
+    exact: bool = False
+    reduce_dtype: str = "float32"
+    line: int = 0
+
+    @cached_property
+    def heads(self) -> dict[str, Head]:
+        """The heads by name."""
+        return {name: find_head(name) for name in self.head_names}
+
+    @cached_property
+    def _function(self) -> LossFunction:
+        return find_loss(self.function)
+
+    @cached_property
+    def _parallel(self) -> Parallelism:
+        """How the devices of the mesh in use compute the gradient together."""
+        names: Any = flatten_dict(split_axes(self.model))
+        kv_heads, dtype = self.model.num_kv_heads, self.model.dtype
+        return Parallelism(names, kv_heads, dtype, self.reduce_dtype, self.line, self.exact)
 
     def parallel_of(self, name: str) -> Parallelism:
         """Return how devices share a companion, or the run's own model."""
@@ -379,7 +378,7 @@ class Loss:
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
             sampled = rows, _keys_of_samples(rows, key)
             # Exact: rows are summed in a fixed tree, whatever the mesh and the microbatches.
-            if self._exact:
+            if self.exact:
                 return sum_of_parts(gradient, sampled, key)
             return _over_microbatches(gradient, sampled, key, self.microbatches)
 
@@ -399,6 +398,37 @@ class Loss:
             return nothing, _over_microbatches(sums, sampled, None, self.microbatches)
 
         return self._parallel(of_rows, {}, params, batch)[1]
+
+
+def make_loss(resolved: Resolved, line: int = 0) -> Loss:
+    """Make the loss of a run.
+
+    Args:
+        line: see mesh.line_of_devices.
+
+    Raises:
+        UserError: for a head or a loss that does not exist.
+    """
+    training = resolved.config.training
+    loss = Loss(
+        resolved.model,
+        resolved.rows.packed,
+        resolved.heads,
+        LossSettings(
+            training.z_loss,
+            training.label_smoothing,
+            training.loss_chunk,
+            training.auxiliary_lm,
+        ),
+        resolved.rows.loss,
+        training.microbatches,
+        training.exact,
+        resolved.config.mesh.reduce_dtype,
+        line,
+    )
+    # Find them now, so that a wrong name ends the run before anything is compiled.
+    _ = loss.heads, loss._function
+    return loss
 
 
 def _keys_of_samples(rows: Row, key: Array | None) -> Array:

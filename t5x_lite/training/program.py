@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
@@ -29,23 +30,25 @@ from t5x_lite.model.transformer import (
 )
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
-from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for, use_mesh
-from t5x_lite.parallel.placement import replicated
+from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
 from t5x_lite.training.averaging import check_average
-from t5x_lite.training.loss import Loss, make_parallelism
+from t5x_lite.training.computation import Computation, shared, shared_evaluation
+from t5x_lite.training.loss import make_loss
 from t5x_lite.training.optimizer import make_optimizer
-from t5x_lite.training.schedules import Schedule, make_schedule
+from t5x_lite.training.schedules import (
+    Schedule,
+    learning_rates,
+    make_schedule,
+    shape_of_rates,
+)
 from t5x_lite.training.step import (
     TrainState,
-    make_train_step,
     parameter_shardings,
     state_shapes,
-    state_shardings,
 )
-from t5x_lite.training.update_rule import UpdateRule
 
 
 class Program:
@@ -102,20 +105,31 @@ class Program:
                 reason = "experts are balanced over the rows of all devices at once"
                 raise UserError(BAD_CONFIG, f"training.exact: {reason}; set it to False")
 
-        # The loss, whose gradient is computed on all devices of the mesh.
-        line = line_of_devices(self.mesh)
-        parallel = make_parallelism(model, config.mesh.reduce_dtype, line, config.training.exact)
-        packed, heads = resolved.rows.packed, resolved.heads
-        self.loss = Loss(model, packed, heads, config.training, parallel, resolved.rows.loss)
+        # The computation: the loss, whose gradient all devices of the mesh compute, and the update.
+        self.loss = make_loss(self.resolved, line_of_devices(self.mesh))
+        computation = Computation(self.loss, config.optimizer, config.adapt, self.mesh)
+        if config.optimizer.average:
+            start = config.start
+            computation = replace(
+                computation,
+                steps=resolved.steps - start.step,
+                updates_before=start.step - start.optimizer_step,
+            )
+        self.computation = shared(computation)
+        self.computation.adaptation.check(model)
         if config.training.exact:
-            state = state_shapes(model, self.optimizer, self.adaptation)
-            exact.check_rule(self.optimizer.update, state.params, state.opt_state, state.params)
+            rule, state = self.computation.any_rule, self.shapes
+            exact.check_rule(rule.update, state.params, state.opt_state, state.params)
 
     def _state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and optimizer state."""
-        model = self.resolved.model
-        state = state_shapes(model, self.optimizer, self.adaptation)
-        _, untrained = self.adaptation.split_shapes(parameter_shapes(model))
+        model, config = self.resolved.model, self.resolved.config
+        adaptation = parse_adaptation(config.adapt)
+        axes = adaptation.trained_part(parameter_axes(model))
+        # The learning rate does not change any shape, so any schedule will do.
+        rule = make_optimizer(config.optimizer, lambda count: jnp.zeros(()), axes)
+        state = state_shapes(model, rule, adaptation)
+        _, untrained = adaptation.split_shapes(parameter_shapes(model))
         # Gradients have the shapes of the trained parameters.
         everything = (state.params, state, untrained)
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(everything))
@@ -123,13 +137,28 @@ class Program:
     @contextmanager
     def within(self) -> Iterator[None]:
         """Use the mesh and the sharding rules under which everything is traced."""
-        with use_mesh(self.mesh, self.resolved.model):
+        with self.computation.within():
             yield
+
+    @property
+    def adaptation(self) -> Adaptation:
+        """The choice of trained parameters."""
+        return self.computation.adaptation
+
+    @property
+    def shapes(self) -> TrainState:
+        """The state as shapes, without allocating anything."""
+        return self.computation.shapes
+
+    @property
+    def shardings(self) -> TrainState:
+        """Sharding of each array of the state."""
+        return self.computation.shardings
 
     @cached_property
     def eval_step(self) -> Any:
         """Compiled function: (parameters, batch) → sums of the loss."""
-        return jax.jit(self.loss.evaluate, out_shardings=replicated(self.mesh))
+        return shared_evaluation(self.loss, self.mesh)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -139,49 +168,9 @@ class Program:
         return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
 
     @cached_property
-    def adaptation(self) -> Adaptation:
-        """The choice of trained parameters, checked against the model."""
-        adaptation = parse_adaptation(self.resolved.config.adapt)
-        adaptation.check(self.resolved.model)
-        return adaptation
-
-    @cached_property
-    def optimizer(self) -> UpdateRule:
-        """Update rule of the trained parameters."""
-        config = self.resolved.config
-        axes = self.adaptation.trained_part(parameter_axes(self.resolved.model))
-        # The optimizer counts its own updates, which begin later in a stage with a fresh state.
-        start, schedule = config.start, self.schedule
-        began = start.optimizer_step
-        of_state = (lambda count: schedule(count + began)) if began else schedule
-        steps = self.resolved.steps - start.step
-        return make_optimizer(config.optimizer, of_state, axes, steps, start.step - began)
-
-    @cached_property
-    def _state(self) -> tuple[TrainState, TrainState]:
-        with self.within():
-            return state_shardings(self.resolved.model, self.optimizer, self.mesh, self.adaptation)
-
-    @property
-    def shapes(self) -> TrainState:
-        """The state as shapes, without allocating anything."""
-        return self._state[0]
-
-    @property
-    def shardings(self) -> TrainState:
-        """Sharding of each array of the state."""
-        return self._state[1]
-
-    @cached_property
-    def train_step(self) -> Any:
-        """Compiled function: (state, batch, seed, frozen parameters) → (state, metrics). The input
-        state is donated: the new state reuses its memory.
-        """
-        return jax.jit(
-            make_train_step(self.loss, self.optimizer, self.schedule, self.adaptation),
-            donate_argnums=0,
-            out_shardings=(self.shardings, replicated(self.mesh)),
-        )
+    def rates(self) -> np.ndarray:
+        """Learning rate of each step."""
+        return learning_rates(self.schedule, self.resolved.steps)
 
     @property
     def attention(self) -> str:
@@ -233,8 +222,10 @@ class Program:
         batch = self._batch(self.resolved.config.data.batch_size, sharding=by_rows)
         # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
+        arguments = state, batch, np.uint32(0), shape_of_rates(self.schedule, self.resolved.steps)
+        train_step: Any = self.computation.train_step
         with self.within():
-            return self.train_step.trace(state, batch, np.uint32(0), self.frozen)
+            return train_step.trace(*arguments, self.frozen)
 
     @property
     def frozen(self) -> Any:

@@ -6,6 +6,7 @@ A schedule of your own needs no place here, only a config that names it by its m
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -134,3 +135,24 @@ def make_schedule(
         return config.learning_rate * jnp.where(n < warmup, during_warmup, after_warmup)
 
     return schedule
+
+
+# Runs of at most so many steps have equally many rates, so that they can share a program.
+_LEAST_RATES = 1024
+
+
+def learning_rates(schedule: Schedule, steps: int) -> np.ndarray:
+    """Return the learning rate of each step, from 0, of a run of `steps` steps. There are more, up
+    to a power of two: programs that read them depend on how many there are.
+    """
+    return np.asarray(jax.jit(partial(_rates, schedule, steps))())
+
+
+def shape_of_rates(schedule: Schedule, steps: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of what learning_rates returns, without computing anything."""
+    return jax.eval_shape(partial(_rates, schedule, steps))
+
+
+def _rates(schedule: Schedule, steps: int) -> jax.Array:
+    count = max(_LEAST_RATES, 1 << (steps - 1).bit_length())
+    return jax.vmap(schedule)(jnp.arange(count, dtype=jnp.int32))

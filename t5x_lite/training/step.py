@@ -44,18 +44,6 @@ def fresh_state(model: ModelDimensions, seed: int | jax.Array, optimizer: Update
     return first_state(fresh_parameters(model, seed), optimizer)
 
 
-def create_state(
-    model: ModelDimensions,
-    seed: jax.Array,
-    optimizer: UpdateRule,
-    shardings: TrainState,
-) -> TrainState:
-    """Return a fresh state, with each array made on the devices that hold it."""
-    # The seed is an argument of what is compiled, so that all seeds share one program.
-    draw = partial(fresh_state, model, optimizer=optimizer)
-    return jax.jit(draw, out_shardings=shardings)(seed)
-
-
 def state_shapes(
     model: ModelDimensions,
     optimizer: UpdateRule,
@@ -89,14 +77,14 @@ def parameter_shardings(model: ModelDimensions, mesh: DeviceMesh) -> Any:
 
 def make_train_step(
     loss: Loss,
-    optimizer: UpdateRule,
-    schedule: Schedule,
+    update_rule: Callable[[Schedule], UpdateRule],
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:
-    """Return the train step, a function (state, batch, seed, frozen) → (state, metrics).
+    """Return the train step, a function (state, batch, seed, rates, frozen) → (state, metrics).
 
     The metrics are the sums of the loss, the learning rate, and the norms of gradient and
-    parameters. `frozen` holds the parameters that are not trained.
+    parameters. `rates` holds the learning rate of each step, and `frozen` the parameters that are
+    not trained.
 
     With `limits`, the largest loss and gradient norm, a step beyond them or not finite leaves
     parameters and optimizer state as they are; the metric `skipped` is then 1.
@@ -106,6 +94,7 @@ def make_train_step(
         state: TrainState,
         batch: Row,
         seed: int | jax.Array,
+        rates: jax.Array,
         frozen: Params | None = None,
         limits: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[TrainState, dict]:
@@ -113,6 +102,8 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, sums = loss.gradient(state.params, batch, key, frozen, adaptation.merge)
         # Frozen parameters have no gradient and no optimizer state.
+        rate = rates[state.step]
+        optimizer = update_rule(lambda count: rate)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norm = optax.tree.norm(grads)
@@ -128,7 +119,7 @@ def make_train_step(
             "sums": sums,
             "gradient_norm": norm,
             "parameter_norm": optax.tree.norm(params),
-            "learning_rate": jnp.asarray(schedule(state.step)),
+            "learning_rate": rate,
             **skipped,
         }
         return TrainState(state.step + 1, params, opt_state), step_metrics

@@ -9,7 +9,7 @@ from t5x_lite.model import flops
 from t5x_lite.model.heads import head_params, logits
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 from t5x_lite.resolve import resolve_model
-from t5x_lite.training.loss import Loss, step_flops
+from t5x_lite.training.loss import make_loss, step_flops
 
 OBJECTIVES = {
     "encoder": "masked_lm",
@@ -41,7 +41,7 @@ def test_flops_agree_with_the_compiler(make, architecture, feed_forward):
     resolved, corpus = make(OBJECTIVES[architecture], architecture, **settings)
     config, model = resolved.config, resolved.model
     batch = make_batches(resolved.rows, config.data, config.seed, corpus, "train").batch_at(0)
-    loss = Loss(model, resolved.rows.packed, resolved.heads, config.training)
+    loss = make_loss(resolved)
     lowered = jax.jit(loss.gradient).lower(parameter_shapes(model), batch, None)
     counted = lowered.cost_analysis()["flops"] / 4
 

@@ -32,7 +32,8 @@ def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, arch
     with run.within():
         batch = run.batch(run.batches, 0)
         expected = run.train_step(run.fresh_state(), batch)
-        found = compiled(run.fresh_state(), batch, np.uint32(run.resolved.config.seed), {})
+        seed, rates = np.uint32(run.resolved.config.seed), run.program.rates
+        found = compiled(run.fresh_state(), batch, seed, rates, {})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
