@@ -94,9 +94,9 @@ class Stack(nn.Module):
             in_axes=(0, nn.broadcast),
             length=turns,
             unroll=1 if config.scan else turns,
-            # The check traces the block once more, which only the initialisation of shared
-            # parameters needs. (Without it, other numbers would be drawn in any initialisation.)
-            check_constancy_invariants=self.is_initializing(),
+            # The check traces the block once more, and thereby moves on the random numbers of
+            # parameters and dropout. Skip it only where none are drawn, so that figures stay.
+            check_constancy_invariants=self.is_initializing() or self.has_rng("dropout"),
             metadata_params={nn.PARTITION_NAME: "layers"},
             **variables,
         )(config)
