@@ -269,7 +269,8 @@ def steps_of_cells(
     """Return the number of steps that the budget buys each cell, for each of its stages.
 
     The budget is divided among stages in proportion to their steps in the config. So stages that
-    several cells begin with are equally long in all of them, regardless of what comes after.
+    several cells begin with are equally long in those that have the same training.steps and have
+    inherited the same, regardless of what comes after.
 
     Args:
         budget: amount in units of config.match; 0: what the first cell spends on the steps in its

@@ -151,8 +151,8 @@ class Data(Checked):
     # Most raw tokens that a row reads; 0: as many as fit. The rest of a longer row is padding
     window: NonNegative = 0
     # Number of successive tokens that shuffling keeps together; 0: the longest window of the
-    # objectives. Runs with the same block and seed read the same text in the same order. If a
-    # window crosses into another block, an EOS is inserted between the two
+    # objectives. Runs with the same block and seed read the same text in the same order. If windows
+    # can cross into another block, an EOS replaces the last token of each block
     block: NonNegative = 0
     # Cut the window at document ends first, so that each piece is a segment of its own. Text that
     # then does not fit the row is dropped (`inspect` shows how much)
@@ -333,7 +333,8 @@ class Model(Checked):
     # Dropout inside the feed-forward part
     ff_dropout: Annotated[Dropout, COMPUTATION] = 0.0
 
-    # Kernel that computes attention; auto: the best one for the device
+    # Kernel that computes attention; auto: the best one for the device. Decoding and attention with
+    # a learned prefix always use plain
     attention_kernel: Annotated[
         Literal["auto", "plain", "cudnn", "splash", "flash"], RESUMABLE, COMPUTATION
     ] = "auto"
@@ -547,9 +548,11 @@ class Optimizer(Checked):
     # Learning rate at the end of cosine and linear, as a share of the peak
     final_lr_ratio: Annotated[Share, ADJUSTABLE, RATE] = 0.0
 
-    # beta1, beta2 and epsilon are AdamW's, also for the parameters that Muon leaves to AdamW.
+    # AdamW uses beta1, beta2 and epsilon, also for the parameters that Muon leaves to AdamW. Lion
+    # uses beta1 and beta2, and Adafactor none of them.
 
-    # Decay rate of the mean of the gradient
+    # Decay rate of the mean of the gradient. In Lion, the update is the sign of
+    # beta1 × momentum + (1 − beta1) × gradient
     beta1: Annotated[float, Range(0.0, 0.9999), ADJUSTABLE] = 0.9
     # Decay rate of the mean of the squared gradient; in Lion, decay rate of the momentum
     beta2: Annotated[float, Range(0.0, 0.99999), ADJUSTABLE] = 0.999

@@ -432,7 +432,8 @@ def choose_kernel(
             if is_worth_it and not reason_against(kernel, config, mask, kind, dropout):
                 return kernel
         return "plain"
-    # A kernel that the config names is used or refused, never replaced.
+    # A kernel that the config names is used or refused, except in decoding (see above) and with a
+    # learned prefix, where Attention.attend computes plain attention.
     kernel = config.attention_kernel
     reason = reason_against(kernel, config, mask, kind, dropout)
     if kernel == "cudnn" and platform != "gpu":

@@ -110,7 +110,8 @@ def visible_keys(
 def _visible_keys(rules: tuple[str, ...], positions: int, bidirectional: bool) -> float | int:
     most = positions if bidirectional else (positions + 1) / 2
     for rule in find_rules(rules):
-        with user_errors(BAD_CONFIG, f"model.attention_rules: visible of {rule} failed"):
+        settings = "model.attention_rules or model.local_rules"
+        with user_errors(BAD_CONFIG, f"{settings}: visible of {rule} failed"):
             seen = rule.visible(positions, bidirectional)
             if not 0 < seen <= positions:
                 raise ValueError(f"got {seen}, expected more than 0, at most {positions}")
@@ -174,7 +175,8 @@ class AttentionMask(struct.PyTreeNode):
 
         for rule in self.rules:
             known = ", ".join(sorted(self.of_keys))
-            with user_errors(BAD_CONFIG, f"model.attention_rules: {rule} failed, given {known}"):
+            settings = "model.attention_rules or model.local_rules"
+            with user_errors(BAD_CONFIG, f"{settings}: {rule} failed, given {known}"):
                 allowed = rule(self.of_queries, self.of_keys)
                 if allowed.dtype != bool or allowed.ndim != 3:
                     got = f"{allowed.dtype}{list(allowed.shape)}"

@@ -109,7 +109,7 @@ def _long_context(work: Workload, devices: Sequence[Any]) -> Sizes:
             f"mesh.preset=long_context: {count} devices cannot share {reason}; make the rows or "
             "data.lengths a larger multiple of 2",
         )
-    reason = f"as many devices share a row as {work.rows} rows leave over, but at least 2"
+    reason = f"as few devices share a row as divide {work.rows} rows evenly, but at least 2"
     return {"fsdp": count // sequence, "sequence": sequence}, reason
 
 
