@@ -1,6 +1,6 @@
 """Can a T5 that has only filled gaps continue a text, and how much does it learn in a last tenth of
 its steps as a prefix language model (a small version of the LM adaptation of Lester et al., 2021,
-§3.2, and of the opposite, UL2R: Tay et al., 2022)? The paper says that it cannot, which ruins
+§2.2, and of the opposite, UL2R: Tay et al., 2022)? The paper says that it cannot, which ruins
 prompts, and that a tenth is enough.
 
 `:tiny` is t5_tiny with Muon; docs/compared.md has its table. `:base` has the recipe of T5 1.1 base,

@@ -14,7 +14,7 @@ from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table
 
 _GiB = 2**30
-_CLOSE = 0.85  # share of the memory up to which an estimate is trusted: one was 18 % too low
+_CLOSE = 0.85  # share of the memory up to which an estimate is trusted: one was 16 % too low
 _SHOWN = 10  # number of plans that a search lists
 
 

@@ -81,7 +81,7 @@ CrossAttention = Literal["self", "zero", "fresh"]
 def same(parameter: Parameter) -> Source | None:
     """Keep all parameters: a decoder and a prefix decoder differ only in their masks. A prefix
     decoder without a prefix computes what the decoder did (Raffel et al., 2020, §3.2.1; LM
-    adaptation and its reverse: Lester et al., 2021, §3.2; UL2R: Tay et al., 2022).
+    adaptation and its reverse: Lester et al., 2021, §2.2; UL2R: Tay et al., 2022).
     """
     return Source(parameter.path)
 
