@@ -4,8 +4,7 @@ tenth, gradients clipped at 0.25. The paper's batch doubles from 3M to 6M tokens
 6M from the start. The paper does not say that inputs and outputs share one table, but the printed
 sizes fit nothing else. Chinchilla is published:chinchilla_70b. Not trained here.
 
-python -m t5x_lite train --config=published:chinchilla_70b --config.data.source='text/*.txt'
---workdir=DIR
+python -m t5x_lite train --config=gopher_280b --config.data.source='text/*.txt' --workdir=DIR
 """
 
 import t5x_lite

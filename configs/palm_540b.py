@@ -8,7 +8,7 @@ throughout, for the same number of tokens (776 billion). The paper's Adafactor i
 momentum 0.9, and decays weights by the squared learning rate; ours is factored and has neither
 momentum nor weight decay.
 
-python -m t5x_lite train --config=published:palm_8b --config.data.source='text/*.txt' --workdir=DIR
+python -m t5x_lite train --config=palm_540b --config.data.source='text/*.txt' --workdir=DIR
 """
 
 from t5x_lite.config import default

@@ -631,8 +631,9 @@ def exit_codes_page() -> str:
             "on standard error, and ends with one of these. The names are those of "
             "`t5x_lite.errors`, whose `UserError` Python code gets instead.",
             markdown_table(["code", "name", "meaning"], rows, "rll"),
-            "After 130 and 143 the same command continues the run. `launch/local` ends with the "
-            "code of the first process that failed.",
+            "After 129, 130 and 143 the run has saved, and the same command continues it. After "
+            "142 it continues from the last checkpoint. `launch/local` ends with the code of the "
+            "first process that failed.",
         ]
     )
 

@@ -1,5 +1,5 @@
 """Tasks made from the text that comes with every Python: see t5x_lite/data/tasks/offline.py. They
-are for tests, the tour and the quickstart; they are easy and not a benchmark.
+are for tests, the tour and compare/python_docs; they are easy and not a benchmark.
 """
 
 TASKS = {

@@ -1,5 +1,5 @@
-"""Tasks that are made from the text of any Python installation, for tests, the tour and the
-quickstart. They are small and easy; a good score only shows that everything works.
+"""Tasks that are made from the text of any Python installation, for tests, the tour and
+compare/python_docs. They are small and easy; a good score only shows that everything works.
 
 A passage is a paragraph of a docstring in the standard library. A hash of its text decides its
 split: 80 % train, 10 % validation, 10 % test.
