@@ -14,6 +14,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 
 from t5x_lite.config.permission import allow
@@ -50,6 +51,22 @@ ROOT = Path(__file__).parent.parent
 # Traced programs are millions of objects that live on. Python would look through them every 700
 # allocations, which takes a fifteenth of the tests' time.
 gc.set_threshold(200_000, 20, 100)
+
+
+def check_outer_functions(*, typechecker, decorate=jaxtyping.jaxtyped):
+    """Check the declared types of functions, but not of those defined inside another function:
+    these would be decorated again at every call, which takes a fifteenth of the tests' time.
+    """
+
+    def check(function):
+        is_inner = "<locals>" in getattr(function, "__qualname__", "")
+        return function if is_inner else decorate(typechecker=typechecker)(function)
+
+    return check
+
+
+# pytest's --jaxtyping-packages decorates what it imports with the function of this name.
+jaxtyping.jaxtyped = check_outer_functions
 # No test is timed: a busy machine would fail it.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
