@@ -77,7 +77,7 @@ def inherited(config: RunConfig) -> Counter[str]:
     """Return what was spent on the model that a run starts from, in each unit of config.match.
 
     This includes the models that it in turn started from. A model that was not trained here counts
-    as nothing. Model tokens are all positions of the rows, including padding.
+    as nothing.
     """
     total: Counter[str] = Counter()
     seen: set[Path] = set()
@@ -105,10 +105,12 @@ def inherited(config: RunConfig) -> Counter[str]:
         start = config.start
         read = last.get("raw_tokens", 0) - start.raw_tokens
         steps -= start.step
+        # The log has the model tokens of a step only as a rate.
+        model_tokens = last["tokens_per_second"] * last["step_seconds"]
         total.update(
             steps=steps,
             raw_tokens=round(steps * read / (last["step"] - start.step)),
-            model_tokens=steps * rows * (shape.encoder + shape.decoder),
+            model_tokens=round(steps * model_tokens),
             flops=round(steps * rows * step_flops(resolved, shape, scored)),
             seconds=sum(record.get("train_seconds", 0) for record in records),
         )

@@ -275,16 +275,24 @@ def test_what_the_runs_learn_of_tasks(tmp_path, written):
     assert "did you mean" in err
 
 
-def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
-    """A run has seen 4 steps of 8 rows of 40 tokens, and cells go on from it."""
+def cells_that_go_on(text_file, tmp_path, objective="causal_lm"):
+    """Train a run for 4 steps of 8 rows of 40 tokens; return it, and a cell that starts afresh
+    beside one that goes on from it.
+    """
     first = settings(text_file, **{"training.steps": 4})
-    first["data"]["lengths"] = LENGTHS["gpt"]
+    first["objective"], first["data"]["lengths"] = objective, LENGTHS["gpt"]
     (tmp_path / "first.py").write_text(f"def get_config():\n    return {first!r}\n")
     before = tmp_path / "before"
     run("train", f"--config={tmp_path / 'first.py'}", f"--workdir={before}")
     tokens = f"{before}/tokenizer"
-    cell = {"data": {"lengths": LENGTHS["gpt"], "tokenizer": tokens}}
-    cells = {"fresh": cell, "going_on": {**cell, "init_from": str(before)}}
+    data = {"lengths": LENGTHS["gpt"], "tokenizer": tokens}
+    cell = {"data": data, "objective": objective}
+    return before, {"fresh": cell, "going_on": {**cell, "init_from": str(before)}}
+
+
+def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
+    before, cells = cells_that_go_on(text_file, tmp_path)
+    cell = cells["fresh"]
     config = comparison(text_file, cells=cells, blanks=(), spans=(), budget=12 * 8 * 40)
     fresh, going_on = study_cells.plan_cells(build_comparison(config), tmp_path)
     assert (fresh.resolved.steps, going_on.resolved.steps) == (12, 8)
@@ -317,6 +325,18 @@ def test_what_a_cell_starts_from_is_part_of_its_budget(text_file, tmp_path):
     expected = "going_on costs 320 raw tokens, and it has inherited 1,280 more than others"
     with pytest.raises(UserError, match=expected):
         study_cells.plan_cells(build_comparison(config), tmp_path)
+
+
+def test_padding_is_neither_spent_nor_inherited(text_file, tmp_path):
+    """I.i.d. denoising masks a random number of spans, so its rows have padding."""
+    _, cells = cells_that_go_on(text_file, tmp_path, "iid_denoising")
+    config = comparison(text_file, cells=cells, blanks=(), spans=(), budget=4_000)
+    config["match"] = "model_tokens"
+    fresh, going_on = study_cells.plan_cells(build_comparison(config), tmp_path)
+    assert fresh.cost.padding > 0.02
+    inherited = going_on.inherited["model_tokens"]
+    assert inherited == round(4 * fresh.cost.model_tokens)
+    assert going_on.resolved.steps == round((4_000 - inherited) / fresh.cost.model_tokens)
 
 
 def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written):
