@@ -193,11 +193,17 @@ def _diffusion_traits(*, shifted=False) -> Traits:
     )
 
 
-@objective(
-    bound=_diffusion_bound,
-    traits=_diffusion_traits,
-    adapt=lambda architecture, options: options | {"shifted": architecture != "encoder"},
-)
+def _shift_in_decoders(architecture: str, options: dict) -> dict:
+    """Set shifted, which follows from the architecture."""
+    shifted = architecture != "encoder"
+    if options.get("shifted", shifted) != shifted:
+        wrong = f"masked_diffusion(shifted={not shifted})"
+        reason = f"architecture {architecture} needs shifted={shifted}"
+        raise UserError(BAD_CONFIG, f"objective: got {wrong}, but {reason}; leave the option out")
+    return {**options, "shifted": shifted}
+
+
+@objective(bound=_diffusion_bound, traits=_diffusion_traits, adapt=_shift_in_decoders)
 def masked_diffusion(
     tokens: Tokens, rng: RowRng, vocabulary: Vocabulary, *, shifted: bool = False
 ) -> Pairs:
@@ -213,7 +219,7 @@ def masked_diffusion(
 
     Args:
         shifted: predict each token at the position before it, as masked_next_token does. The
-            architecture decides: True for all but an encoder.
+            architecture decides: True for all but an encoder. The other value is rejected.
 
     >>> example(masked_diffusion, "the cat sat")
     ('[CLS][MASK]he[MASK][MASK]a[MASK][MASK][MASK]at[SEP]', 't ct s')

@@ -22,6 +22,7 @@ from t5x_lite.data.objectives.mixture import Objective, parse_objective
 from t5x_lite.data.objectives.pairs import Pair, Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rng import Purpose, RowRng, philox_key
+from t5x_lite.errors import UserError
 
 PREDICTS_WHOLE_TEXT = (
     "mass_style",
@@ -244,3 +245,16 @@ def test_an_objective_adapts_its_options_to_an_architecture():
     assert prefix_lm.for_architecture("prefix_decoder").options == {}
     fixed = parse_objective("prefix_lm(split=0.5)")
     assert fixed.for_architecture("encoder_decoder") == fixed
+    diffusion = parse_objective("masked_diffusion")
+    shifted = parse_objective("masked_diffusion(shifted=True)")
+    for architecture in "decoder", "prefix_decoder":
+        assert diffusion.for_architecture(architecture) == shifted
+        assert shifted.for_architecture(architecture) == shifted
+    assert diffusion.for_architecture("encoder").options == {"shifted": False}
+
+
+@pytest.mark.parametrize(("architecture", "shifted"), [("encoder", True), ("decoder", False)])
+def test_an_option_that_an_architecture_cannot_have_is_refused(architecture, shifted):
+    given = parse_objective(f"masked_diffusion(shifted={shifted})")
+    with pytest.raises(UserError, match=f"{architecture} needs shifted={not shifted}; leave"):
+        given.for_architecture(architecture)
