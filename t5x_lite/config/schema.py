@@ -333,8 +333,7 @@ class Model(Checked):
     # Dropout inside the feed-forward part
     ff_dropout: Annotated[Dropout, COMPUTATION] = 0.0
 
-    # Kernel that computes attention; auto: the best one for the device. Decoding and attention with
-    # a learned prefix always use plain
+    # Kernel that computes attention; auto: the best one for the device. Decoding always uses plain
     attention_kernel: Annotated[
         Literal["auto", "plain", "cudnn", "splash", "flash"], RESUMABLE, COMPUTATION
     ] = "auto"

@@ -337,13 +337,19 @@ _LEAST_FOR_FLASH = 1024 * 1024
 
 
 def reason_against(
-    kernel: str, config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool
+    kernel: str,
+    config: ModelDimensions,
+    mask: AttentionMask,
+    kind: NoPositions,
+    dropout: bool,
+    learned_prefix: bool,
 ) -> str:
     """Say why a kernel cannot compute this attention; empty if it can.
 
     Args:
         kind: the positions of this attention.
         dropout: True if there is now dropout on the weights.
+        learned_prefix: True if learned keys and values precede those of the tokens.
     """
     T, S = mask.query_segments.shape[1], mask.key_segments.shape[1]
     if kernel == "plain":
@@ -357,6 +363,8 @@ def reason_against(
         return "it has no soft cap"
     if mask.rules:
         return "its mask has rules that no fused kernel knows"
+    if learned_prefix:
+        return "its mask is for the tokens, not for a learned prefix"
     if kernel == "cudnn":
         return _reason_against_cudnn(config, T, S)
     # The kernels for TPUs, with blocks of at least 128 positions.
@@ -391,15 +399,19 @@ def _reason_against_cudnn(config: ModelDimensions, T: int, S: int) -> str:
 
 
 def explain_choice(
-    config: ModelDimensions, mask: AttentionMask, kind: NoPositions, dropout: bool = False
+    config: ModelDimensions,
+    mask: AttentionMask,
+    kind: NoPositions,
+    dropout: bool = False,
+    learned_prefix: bool = False,
 ) -> str:
     """Say which kernel computes this attention and, if it is plain, why no better one does."""
-    kernel = choose_kernel(config, mask, kind, dropout)
+    kernel = choose_kernel(config, mask, kind, dropout, learned_prefix=learned_prefix)
     if kernel != "plain" or config.attention_kernel != "auto":
         return kernel
     reasons = []
     for better in _BEST.get(target_platform(), ()):
-        reason = reason_against(better, config, mask, kind, dropout)
+        reason = reason_against(better, config, mask, kind, dropout, learned_prefix)
         reasons.append(f"{better}: {reason or 'rows are short'}")
     return f"plain ({'; '.join(reasons)})" if reasons else "plain"
 
@@ -410,6 +422,7 @@ def choose_kernel(
     kind: NoPositions,
     dropout: bool = False,
     platform: str | None = None,
+    learned_prefix: bool = False,
 ) -> str:
     """Choose the kernel that computes this attention: the best for the platform that can, or
     config.attention_kernel.
@@ -429,13 +442,13 @@ def choose_kernel(
         logits = mask.query_segments.shape[1] * mask.key_segments.shape[1]
         for kernel in _BEST.get(platform, ()):
             is_worth_it = kernel != "flash" or logits >= _LEAST_FOR_FLASH
-            if is_worth_it and not reason_against(kernel, config, mask, kind, dropout):
+            reason = reason_against(kernel, config, mask, kind, dropout, learned_prefix)
+            if is_worth_it and not reason:
                 return kernel
         return "plain"
-    # A kernel that the config names is used or refused, except in decoding (see above) and with a
-    # learned prefix, where Attention.attend computes plain attention.
+    # A kernel that the config names is used or refused, never replaced, except while decoding.
     kernel = config.attention_kernel
-    reason = reason_against(kernel, config, mask, kind, dropout)
+    reason = reason_against(kernel, config, mask, kind, dropout, learned_prefix)
     if kernel == "cudnn" and platform != "gpu":
         reason = "it needs an NVIDIA GPU"
     if reason:

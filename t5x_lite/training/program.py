@@ -197,8 +197,9 @@ class Program:
             mask = self_attention_mask(model, row, stack, rows.packed)
             if model.layer_pattern:  # layers of both kinds take one kernel
                 mask = mask.replace(rules=mask.rules + find_rules(model.local_rules))
-            dropout = model.attention_dropout > 0
-            explained = explain_choice(model, mask, make_positions(model), dropout)
+            dropout, learned_prefix = model.attention_dropout > 0, model.prefix_length > 0
+            kind = make_positions(model)
+            explained = explain_choice(model, mask, kind, dropout, learned_prefix)
             return row
 
         # Traced alone: nothing is computed, or moves to a device.

@@ -84,7 +84,8 @@ def test_the_plain_kernel_is_the_reference(monkeypatch, min_half_length, kind, g
 ROWS_OF_THE_TABLE = [
     ("one segment a row, no bias", {}, {}),
     ("several segments a row", {}, {"packed": True}),
-    ("a prefix", {}, {"prefix": jnp.ones((2, 256), bool)}),
+    ("the prefix of a prefix decoder", {}, {"prefix": jnp.ones((2, 256), bool)}),
+    ("a learned prefix (`--adapt='prefix(20)'`)", {"prefix_length": 20}, {}),
     ("a position bias (`relative`, `alibi`)", {"positions": "relative"}, {}),
     ("a position bias (`relative`, `alibi`)", {"positions": "alibi"}, {}),
     ("`shaw`, `transformer_xl`, or dropout on its weights", {"positions": "shaw"}, {}),
@@ -117,7 +118,9 @@ def test_the_table_of_kernels_is_that_of_the_manual(need, settings, mask_options
     expected = [cell.split(",")[0].strip() for cell in line.split("|")[2:5]]
     dropout = config.attention_dropout > 0
     found = [
-        kernels.choose_kernel(config, mask, make_positions(config), dropout, platform)
+        kernels.choose_kernel(
+            config, mask, make_positions(config), dropout, platform, config.prefix_length > 0
+        )
         for platform in ("cpu", "gpu", "tpu")
     ]
     assert found == expected
@@ -250,6 +253,17 @@ def test_a_kernel_that_is_named_computes_or_is_refused():
     long_mask = AttentionMask(long["decoder_segments"], long["decoder_segments"])
     with pytest.raises(UserError, match="takes no bias"):
         kernels.choose_kernel(relative, long_mask, make_positions(relative))
+
+
+def test_a_named_kernel_is_refused_where_a_prefix_is_learned():
+    config = small(attention_kernel="flash", prefix_length=4, dtype="float32")
+    long = jax.tree.map(lambda x: jnp.zeros((1, 128), jnp.int32), ROW)
+
+    def hidden_states(params):
+        return Transformer(config).apply({"params": params}, long).hidden_states
+
+    with pytest.raises(UserError, match="attention_kernel=flash: its mask is for the tokens"):
+        jax.eval_shape(hidden_states, parameter_shapes(config))
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("packed, causal", 2), ("one segment", 4)])

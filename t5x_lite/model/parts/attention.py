@@ -175,7 +175,9 @@ class Attention(nn.Module):
         # softmax(q kᵀ + bias) v, by the best kernel that can compute it.
         dropout = partial(self.dropout, noise=noise, places=noise.own_places(q.shape[1]))
         drops_weights = config.attention_dropout > 0 and noise.is_on
-        kernel = choose_kernel(config, mask, self.kind, drops_weights)
+        kernel = choose_kernel(
+            config, mask, self.kind, drops_weights, learned_prefix=self.has_prefix
+        )
         if self.has_prefix:
             keys, values, mask_bias = self._after_prefix(keys, values, mask_bias)
             weights = attention_weights(q, keys, mask_bias, config.attention_softcap)
