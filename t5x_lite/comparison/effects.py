@@ -56,10 +56,10 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
     """Return every effect with the weights of its cells; empty if the cells are not crossed.
 
     >>> for effect, weights in weights_of_effects(["e-a", "e-b", "d-a", "d-b"]).items():
-    ...     print(f"{effect:16}", weights)
-    b for a          {'e-a': -0.5, 'e-b': 0.5, 'd-a': -0.5, 'd-b': 0.5}
-    d for e          {'e-a': -0.5, 'e-b': -0.5, 'd-a': 0.5, 'd-b': 0.5}
-    d for e × b for a {'e-a': 1.0, 'e-b': -1.0, 'd-a': -1.0, 'd-b': 1.0}
+    ...     print(f"{effect}: {weights}")
+    b instead of a: {'e-a': -0.5, 'e-b': 0.5, 'd-a': -0.5, 'd-b': 0.5}
+    d instead of e: {'e-a': -0.5, 'e-b': -0.5, 'd-a': 0.5, 'd-b': 0.5}
+    d instead of e × b instead of a: {'e-a': 1.0, 'e-b': -1.0, 'd-a': -1.0, 'd-b': 1.0}
     """
     factors = levels_of(cells)
     if not factors:
@@ -92,7 +92,8 @@ def _weights_of_levels(levels: Sequence[str], before: str, after: str) -> dict[s
     base, *others = levels
     weights = {"": dict.fromkeys(levels, 1 / len(levels))}
     for level in others:
-        weights[f"{before}{level}{after} for {before}{base}{after}"] = {base: -1.0, level: 1.0}
+        name = f"{before}{level}{after} instead of {before}{base}{after}"
+        weights[name] = {base: -1.0, level: 1.0}
     return weights
 
 

@@ -229,7 +229,7 @@ def _effects_in_words(results: Results, name: str) -> list[str]:
     if not effects or any(found["p"] is None for found in effects.values()):
         return []
     resolved = [
-        f"{effect} by {_signed(name, found['mean'])}"
+        f"{effect} ({_signed(name, found['mean'])})"
         for effect, found in effects.items()
         if found["verdict"] == "different"
     ]
@@ -346,10 +346,11 @@ def _effects(results: Results) -> list[Part]:
         rows.append(row)
     caption = "Main effects and interactions, with intervals of 95 %; bold: different from 0"
     note = (
-        "A for B: the score with A minus that with B, averaged over the other kinds of choices. "
-        "A for B × C for D: what A changes with C minus what it changes with D; 0 if the two "
-        "effects add up. Bold by p-values that are corrected by Holm's method for this table, so "
-        f"that at most {results['rule']['alpha']:.1%} of such tables hold a false effect."
+        "A instead of B: the score with A minus the score with B, averaged over the other kinds of "
+        "choices. A instead of B × C instead of D: what A changes with C minus what it changes "
+        "with D; 0 if the two effects add up. Bold by p-values that are corrected by Holm's method "
+        f"for this table, so that at most {results['rule']['alpha']:.1%} of such tables hold a "
+        "false effect."
     )
     if results["rule"]["looks"] > 1:
         note += f" They count {results['rule']['looks']} looks at the results."

@@ -38,20 +38,20 @@ def test_two_times_two_is_the_analysis_of_variance():
     means = {cell: of.mean() for cell, of in values.items()}
     of_decoder = (means["d-a"] + means["d-b"] - means["e-a"] - means["e-b"]) / 2
     of_product = means["d-b"] - means["d-a"] - means["e-b"] + means["e-a"]
-    assert effects["d for e"]["mean"] == pytest.approx(of_decoder)
-    assert effects["d for e × b for a"]["mean"] == pytest.approx(of_product)
+    assert effects["d instead of e"]["mean"] == pytest.approx(of_decoder)
+    assert effects["d instead of e × b instead of a"]["mean"] == pytest.approx(of_product)
 
     # The variance of a sum is the sum of variances, each weighed by the square of its weight.
     variance = sum(of.var(ddof=1) / 4 for of in values.values())
-    assert effects["d for e"]["variance"] == pytest.approx(variance / 4)
-    assert effects["d for e × b for a"]["variance"] == pytest.approx(variance)
+    assert effects["d instead of e"]["variance"] == pytest.approx(variance / 4)
+    assert effects["d instead of e × b instead of a"]["variance"] == pytest.approx(variance)
 
 
 def test_an_effect_of_seeds_in_common_is_the_t_test_of_its_values():
     random = np.random.default_rng(0)
     of_seed = random.normal(0, 10, 6)
     values = {cell: of_seed + random.normal(place, 1, 6) for place, cell in enumerate(LEVELS)}
-    found = found_in(values)["b for a"]
+    found = found_in(values)["b instead of a"]
     assert found["is_paired"]
     of_seeds = (values["e-b"] - values["e-a"] + values["d-b"] - values["d-a"]) / 2
     assert found["p"] == pytest.approx(stats.ttest_1samp(of_seeds, 0).pvalue)
@@ -64,8 +64,8 @@ def test_no_interval_of_an_effect_holds_what_cannot_be(bounds):
     width = bounds[1] - bounds[0]
     values = {cell: np.full((5, 19), bounds[cell.endswith("b")]) for cell in LEVELS}
     effects = found_in(values, sample)
-    assert effects["b for a"]["high"] == width > effects["b for a"]["low"]
-    assert effects["d for e"]["mean"] == 0
+    assert effects["b instead of a"]["high"] == width > effects["b instead of a"]["low"]
+    assert effects["d instead of e"]["mean"] == 0
     for found in effects.values():
         for suffix in ("", "_over_units", "_otherwise"):
             assert -2 * width <= found[f"low{suffix}"] <= found[f"high{suffix}"] <= 2 * width
@@ -76,7 +76,7 @@ def test_an_effect_over_examples_is_that_of_its_scores_of_examples():
     random = np.random.default_rng(0)
     sample = Sample(np.ones(50), np.arange(50), bounds=(0.0, 1.0))
     values = {cell: random.integers(0, 2, (3, 50)).astype(float) for cell in LEVELS}
-    found = found_in(values, sample)["d for e × b for a"]
+    found = found_in(values, sample)["d instead of e × b instead of a"]
     of_examples = sum(
         sign * values[cell].mean(0) for cell, sign in zip(LEVELS, (1, -1, -1, 1), strict=True)
     )
@@ -93,7 +93,11 @@ def test_a_true_effect_of_one_factor_is_found_and_no_other():
     rates = {"e-a": 1.0, "e-b": 0.05, "d-a": 1.0, "d-b": 0.05}
     values = {cell: (random.random((5, 24)) < rate).astype(float) for cell, rate in rates.items()}
     verdicts = {effect: found["verdict"] for effect, found in found_in(values, sample).items()}
-    assert verdicts == {"d for e": "open", "b for a": "different", "d for e × b for a": "open"}
+    assert verdicts == {
+        "d instead of e": "open",
+        "b instead of a": "different",
+        "d instead of e × b instead of a": "open",
+    }
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.9])
@@ -151,11 +155,11 @@ def test_three_factors_have_effects_and_interactions_of_two():
     }
     assert len(found) == (1 + 2 + 1) + (2 + 1 + 2)
     for one, other in together:
-        effect = f"{one} for {first[one]} × {other} for {first[other]}"
+        effect = f"{one} instead of {first[one]} × {other} instead of {first[other]}"
         assert found[effect] == pytest.approx(together[one, other])
     # A main effect is averaged over the other factors.
     mean_of_others = sum(together["b", other] for other in "de") / 3 + together["b", "g"] / 2
-    assert found["b for a"] == pytest.approx(alone["b"] + mean_of_others)
+    assert found["b instead of a"] == pytest.approx(alone["b"] + mean_of_others)
 
 
 def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
@@ -173,8 +177,8 @@ def test_the_report_says_what_is_resolved_and_of_one_seed_nothing():
         results = {"effects": effects, "cells": cells, "rule": Rule()._asdict()}
         shown.append((report._effects(results), report._effects_in_words(results, SCORE)))
     (table, note), words = shown[0]
-    assert words == [f"What changes {SCORE}: b for a by -1.000."]
-    assert [row[0] for row in table.rows if isinstance(row[1], Bold)] == ["b for a"]
+    assert words == [f"What changes {SCORE}: b instead of a (-1.000)."]
+    assert [row[0] for row in table.rows if isinstance(row[1], Bold)] == ["b instead of a"]
     assert len(table.rows) == 3
     assert "at most 5.0% of such tables hold a false effect" in note
     assert shown[1] == ([], [])
