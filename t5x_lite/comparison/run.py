@@ -28,7 +28,7 @@ from t5x_lite.comparison.cells import (
     seeded_runs,
 )
 from t5x_lite.comparison.evaluations import Questions, measure
-from t5x_lite.comparison.jobs import run_jobs
+from t5x_lite.comparison.jobs import Job, run_jobs
 from t5x_lite.comparison.results import hours_spent, kilowatt_hours, results_of
 from t5x_lite.comparison.tune import check_same_choices, plan_tries, run_tries, tuned_cells
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
@@ -156,7 +156,7 @@ def _train_and_report(
         failed |= _train_trunks(trainable, jobs, workdir / LOGS)
         failed |= run_jobs(
             {
-                run.name: (train_run, (configs_of(run.stages), questions))
+                run.name: Job(train_run, (configs_of(run.stages), questions), run.cell.name)
                 for run in trainable
                 if run.name not in failed
             },
@@ -265,13 +265,13 @@ def _train_trunks(runs: Sequence[SeededRun], jobs: int, logs: Path) -> dict[str,
     most = max((len(run.trunks) for run in runs), default=0)
     for number in range(most):  # the first stages of all runs, then the second ones
         due = {
-            run.trunks[number]: configs_of(run.stages[: number + 1])
+            run.trunks[number].name: Job(
+                train_run, (configs_of(run.stages[: number + 1]), None), run.cell.name
+            )
             for run in runs
             if number < len(run.trunks) and run.name not in failed
         }
-        errors = run_jobs(
-            {place.name: (train_run, (stages, None)) for place, stages in due.items()}, jobs, logs
-        )
+        errors = run_jobs(due, jobs, logs)
         for run in runs:
             for place in run.trunks[number : number + 1]:
                 if place.name in errors:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from t5x_lite.comparison.budget import step_cost, with_budget
 from t5x_lite.comparison.cells import Cell, SeededRun
 from t5x_lite.comparison.evaluations import kept_answer
-from t5x_lite.comparison.jobs import run_jobs
+from t5x_lite.comparison.jobs import Job, run_jobs
 from t5x_lite.comparison.side_runs import train_side_run
 from t5x_lite.config import CompareConfig, Data, RunConfig, to_dict
 from t5x_lite.config.files import build, flatten, label_of, merge, nested
@@ -136,14 +136,16 @@ def run_tries(tries: Sequence[Try], jobs: int, logs: Path) -> dict[str, UserErro
     Returns:
         The error of each cell with a try that failed for any reason except divergence.
     """
-    arguments = {one.directory.name: (one.config, one.directory) for one in tries}
+    of_tries = {
+        one.directory.name: Job(loss_of_try, (one.config, one.directory), one.cell) for one in tries
+    }
     if jobs > 1:
-        failed = run_jobs({name: (loss_of_try, of) for name, of in arguments.items()}, jobs, logs)
+        failed = run_jobs(of_tries, jobs, logs)
     else:
         failed = {}
-        for name, of in arguments.items():
+        for name, job in of_tries.items():
             try:
-                loss_of_try(*of)
+                job.function(*job.arguments)
             except UserError as error:
                 if error.code in STOPPED:
                     raise
