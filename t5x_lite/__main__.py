@@ -14,7 +14,7 @@ from t5x_lite.commands import COMMANDS
 from t5x_lite.commands.common import share
 from t5x_lite.commands.line import parse
 from t5x_lite.config.permission import allow, guarded
-from t5x_lite.errors import INTERRUPTED, UserError, foreseen_errors, shortened
+from t5x_lite.errors import INTERRUPTED, UserError, expected_errors, shortened
 from t5x_lite.machine import check_platforms
 from t5x_lite.manifest import Level, verification
 from t5x_lite.signals import Stopped, stop_on_signals
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     try:
-        with stop_on_signals(), foreseen_errors():
+        with stop_on_signals(), expected_errors():
             args = parse(argv)
             if args.command not in ("prepare", "plan", "doctor"):
                 unused = check_platforms()

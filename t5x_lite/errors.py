@@ -69,7 +69,7 @@ def user_errors(code: int, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def foreseen_errors() -> Iterator[None]:
+def expected_errors() -> Iterator[None]:
     """Turn library errors that a user can act on into UserErrors: out of memory, and errors of the
     file system.
     """

@@ -43,7 +43,7 @@ from t5x_lite.errors import (
     STOPPED,
     USAGE,
     UserError,
-    foreseen_errors,
+    expected_errors,
     read_json,
 )
 from t5x_lite.progress import say
@@ -215,7 +215,7 @@ def train_in_turn(runs: Sequence[SeededRun], questions: Questions | None) -> dic
     for run in runs:
         say(f"{run.name}: training in {run.directory}")
         try:
-            with foreseen_errors():
+            with expected_errors():
                 train_stages(run.stages)
                 if questions is not None:
                     measure(run.directory, questions, run.trunks)
@@ -248,7 +248,7 @@ def train_run(stages: StageConfigs, questions: Questions | None) -> None:
         corpus = prepare(config.data)
         resolved = resolve(config, corpus.tokenizer.vocabulary)
         trained.append(Stage(resolved, text_data(resolved, corpus), directory))
-    with foreseen_errors():
+    with expected_errors():
         train_stages(trained)
         if questions is not None:
             *before, last = (stage.directory for stage in trained)

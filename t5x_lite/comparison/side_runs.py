@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from t5x_lite import storage
 from t5x_lite.config import to_dict
-from t5x_lite.errors import NOT_FINITE, UserError, foreseen_errors, read_json
+from t5x_lite.errors import NOT_FINITE, UserError, expected_errors, read_json
 from t5x_lite.progress import say
 from t5x_lite.training.stages import Stage, train_stages
 
@@ -22,7 +22,7 @@ def train_side_run(name: str, stages: Sequence[Stage]) -> bool:
             storage.remove_tree(stage.directory)
     say(f"{name}: training in {stages[-1].directory}")
     try:
-        with foreseen_errors():
+        with expected_errors():
             train_stages(stages)
     except UserError as error:
         if error.code != NOT_FINITE:
