@@ -610,7 +610,9 @@ def companion_params(companion: Companion, params: Params) -> Params:
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""
-    return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))
+    # Costs are counted before a run enables 64 bits.
+    with jax.enable_x64(config.dtype == "float64"):
+        return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))
 
 
 @cache

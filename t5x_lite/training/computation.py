@@ -40,7 +40,7 @@ _KEPT = 8
 
 @dataclass(frozen=True)
 class Computation:
-    """All that decides what a run compiles. Computations that are equal compile the same.
+    """All that decides what a run compiles, except for the shapes of its batches.
 
     Attributes:
         optimizer: its update rule. Rules of this package do not read the settings of the learning
@@ -85,7 +85,8 @@ class Computation:
 
     @cached_property
     def _state(self) -> tuple[TrainState, TrainState]:
-        with self.within():
+        # Stages are checked before their run enables 64 bits.
+        with self.within(), jax.enable_x64(self.model.dtype == "float64"):
             return state_shardings(self.model, self.any_rule, self.mesh, self.adaptation)
 
     @property
@@ -143,12 +144,14 @@ def shared(computation: Computation) -> Computation:
     return computation if _has_own_code(without_rate) else _kept(without_rate)
 
 
-# Evaluation does not depend on the optimizer, so more runs share it.
 def shared_evaluation(loss: Loss, mesh: DeviceMesh) -> Callable[..., dict]:
-    """Return the function of make_evaluation, compiled before if `shared` would share it."""
+    """Return the function of make_evaluation, compiled before if `shared` would share it. It does
+    not depend on the optimizer, so more runs share it.
+    """
     return make_evaluation(loss, mesh) if _has_own_code(loss) else _kept_evaluation(loss, mesh)
 
 
+# The first of several equal computations, with the programs that it holds
 _kept = lru_cache(_KEPT)(lambda computation: computation)
 _kept_evaluation = lru_cache(_KEPT)(make_evaluation)
 

@@ -80,7 +80,8 @@ def make_train_step(
     update_rule: Callable[[Schedule], UpdateRule],
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:
-    """Return the train step, a function (state, batch, seed, rates, frozen) → (state, metrics).
+    """Return the train step, a function (state, batch, seed, rates, frozen, limits) →
+    (state, metrics).
 
     The metrics are the sums of the loss, the learning rate, and the norms of gradient and
     parameters. `rates` holds the learning rate of each step, and `frozen` the parameters that are

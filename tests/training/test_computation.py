@@ -150,3 +150,11 @@ def test_rates_are_those_of_the_schedule(schedule, steps, count):
     assert rates.shape == (count,)
     expected = [jax.jit(of_step)(jnp.int32(step)) for step in range(min(steps, 40))]
     np.testing.assert_array_equal(rates[: len(expected)], expected)
+
+
+def test_states_in_float64_have_their_types_before_jax_has_enabled_them(run_of):
+    """Costs are counted, and stages are checked, before a run enables 64 bits."""
+    with jax.enable_x64(False):
+        shapes = run_of(**{"model.dtype": "float64", "model.d_ff": 20}).program.computation.shapes
+    types = {leaf.dtype for leaf in jax.tree.leaves((shapes.params, shapes.opt_state))}
+    assert types - {jnp.dtype("int32")} == {jnp.dtype("float64")}
