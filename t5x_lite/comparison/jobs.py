@@ -1,14 +1,15 @@
 """Run several jobs at once on one machine, in processes that have a share of the cores each."""
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from t5x_lite.config.permission import Permission, permission, with_permission
 from t5x_lite.errors import IO_ERROR, UserError
@@ -24,12 +25,12 @@ class Job(NamedTuple):
     """A call of a module-level function.
 
     Attributes:
-        alike: the same for jobs that compile the same programs.
+        program_key: the same for jobs that compile the same programs.
     """
 
     function: Callable[..., object]
     arguments: tuple
-    alike: str = ""
+    program_key: str = ""
 
 
 def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, UserError]:
@@ -45,8 +46,7 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
     Raises:
         Stopped: on SIGTERM and SIGHUP, once all jobs have ended.
     """
-    cores = _cores()
-    workers = [_Worker(cores[number::at_once] or cores) for number in range(at_once)]
+    workers = [_Worker(share) for share in _equal_shares(at_once)]
     logs.mkdir(parents=True, exist_ok=True)
     waiting = dict(jobs)
     failed: dict[str, UserError] = {}
@@ -56,42 +56,40 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
                 for worker in workers:
                     if waiting and not worker.job_name:
                         name = _next_job(waiting, worker, workers)
-                        job = waiting.pop(name)
-                        # The last job gets all cores, because the others will end soon.
-                        is_last = not waiting and len(jobs) > at_once
-                        used = cores if is_last else worker.share
-                        worker.start(name, job, used, logs / f"{name}.txt")
+                        worker.start(name, waiting.pop(name), logs / f"{name}.txt")
 
                 # Show what the jobs have printed, and collect the errors of those that ended.
-                busy = {worker.connection: worker for worker in workers if worker.job_name}
-                ended = connection.wait(list(busy), timeout=_SECONDS_BETWEEN_LOOKS)
-                for worker in busy.values():
+                busy = [worker for worker in workers if worker.job_name]
+                wait([worker.connection for worker in busy], timeout=_SECONDS_BETWEEN_LOOKS)
+                for worker in busy:
+                    is_done = worker.is_done
                     for line in worker.new_lines():
                         say(f"{worker.job_name}: {line}")
-                for one in ended:
-                    worker = busy[cast(connection.Connection, one)]
-                    name, error = worker.job_name, worker.finish()
-                    if error:
-                        failed[name] = error
-                        say(f"{name}: {error}")
+                    if is_done:
+                        name, error = worker.job_name, worker.finish()
+                        if error:
+                            failed[name] = error
+                            say(f"{name}: {error}")
         except BaseException:
             for worker in workers:
                 worker.terminate()
             raise
         finally:
             for worker in workers:
-                worker.end()
+                worker.close()
+            for worker in workers:
+                worker.join()
     return failed
 
 
 def _next_job(waiting: Mapping[str, Job], worker: "_Worker", workers: "Sequence[_Worker]") -> str:
-    """Choose a job that is like those of this worker, or else one that is like no other worker's:
-    its programs are then compiled in one process only.
+    """Choose a job whose programs this worker has compiled, or else one whose programs no other
+    worker has.
     """
-    of_others = {other.alike for other in workers if other is not worker}
+    of_others = {other.program_key for other in workers if other is not worker}
     for is_fitting in (
-        lambda job: job.alike == worker.alike,
-        lambda job: job.alike not in of_others,
+        lambda job: job.program_key == worker.program_key,
+        lambda job: job.program_key not in of_others,
     ):
         for name, job in waiting.items():
             if is_fitting(job):
@@ -99,9 +97,15 @@ def _next_job(waiting: Mapping[str, Job], worker: "_Worker", workers: "Sequence[
     return next(iter(waiting))
 
 
-def _cores() -> list[int]:
-    """Return the cores that this process may use; empty if the system cannot pin them (macOS)."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+def _equal_shares(count: int) -> list[list[int]]:
+    """Divide the cores that this process may use into equal shares: results may depend on how many
+    cores compute them. The shares are empty if the system cannot pin a process (macOS).
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return [[] for _ in range(count)]
+    cores = sorted(os.sched_getaffinity(0))
+    size = max(len(cores) // count, 1)
+    return [cores[number % len(cores) :: count][:size] for number in range(count)]
 
 
 class _Worker:
@@ -109,28 +113,37 @@ class _Worker:
     training/computation.py) and ends after a job that failed.
     """
 
+    connection: Connection
+    _log: Path
+    _shown: int  # bytes of the log
+
     def __init__(self, cores: list[int]):
-        self.share = cores
-        self.alike = ""  # Job.alike of its jobs
+        self._cores = cores
+        self.program_key = ""  # of its last job
         self.job_name = ""  # the job that it runs now
         self._process: SpawnProcess | None = None
 
-    def start(self, name: str, job: Job, cores: list[int], log: Path) -> None:
-        """Start a job on these cores."""
-        if self._process is not None and cores != self._cores:
-            self.end()  # its threads were made for other cores
+    def start(self, name: str, job: Job, log: Path) -> None:
+        """Start a job."""
         if self._process is None:
-            self._cores = cores
             context = multiprocessing.get_context("spawn")
-            self.connection, theirs = context.Pipe()
-            arguments = (theirs, cores, permission(), verification_level())
-            self._process = context.Process(target=_work, args=arguments)
-            self._process.start()
-            theirs.close()
+            self.connection, childs_end = context.Pipe()
+            arguments = (childs_end, self._cores, permission(), verification_level())
+            process = context.Process(target=_work, args=arguments)
+            process.start()
+            self._process = process
+            childs_end.close()
         log.write_text("")
-        self.job_name, self.alike = name, job.alike
+        self.job_name, self.program_key = name, job.program_key
         self._log, self._shown = log, 0
-        self.connection.send((job, log))
+        with contextlib.suppress(OSError):  # it has been killed, which finish reports
+            self.connection.send((job, log))
+
+    @property
+    def is_done(self) -> bool:
+        """True if the job, or the process, has ended."""
+        assert self._process is not None, "no job was started"
+        return self.connection.poll() or self._process.exitcode is not None
 
     def new_lines(self) -> list[str]:
         """Return the complete lines that the job has printed since the last call."""
@@ -141,17 +154,20 @@ class _Worker:
         return text.decode(errors="replace").splitlines()
 
     def finish(self) -> UserError | None:
-        """Wait for the job to end, and return why it failed; None if it did not."""
+        """Return why a job that is done failed; None if it did not."""
         assert self._process is not None, "no job was started"
+        self.job_name = ""
         try:
+            if not self.connection.poll():  # a child of the dead process still has its end open
+                raise EOFError
             error = self.connection.recv()
         except (EOFError, ConnectionResetError):  # it was killed, or ended with an unexpected error
             self._process.join()
             reason = f"the process ended with {self._process.exitcode}"
             error = UserError(IO_ERROR, f"{reason}; see {self._log}")
-        self.job_name = ""
         if error:
-            self.end()
+            self.close()
+            self.join()
         return error
 
     def terminate(self) -> None:
@@ -159,17 +175,19 @@ class _Worker:
         if self._process is not None:
             self._process.terminate()
 
-    def end(self) -> None:
-        """Wait for the process to end, after its job if it has one."""
+    def close(self) -> None:
+        """Tell the process to end after its job, if it has one."""
         if self._process is not None:
             self.connection.close()
+
+    def join(self) -> None:
+        """Wait for the process to end."""
+        if self._process is not None:
             self._process.join()
             self._process = None
 
 
-def _work(
-    jobs: connection.Connection, cores: list[int], permitted: Permission, level: Level
-) -> None:
+def _work(jobs: Connection, cores: list[int], permitted: Permission, level: Level) -> None:
     """Run the jobs that the parent sends, and send back the error of each, or None. End when the
     parent closes the connection, and after a job that failed.
     """
@@ -184,9 +202,12 @@ def _work(
         except (EOFError, ConnectionResetError):
             return
         _print_to(log)
-        with with_permission(permitted), verification(level):
+        with with_permission(copy.deepcopy(permitted)), verification(level):
             error = _error_of(job)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the disk may be full
+            if error:
+                print(error)
+            sys.stdout.flush()
         with contextlib.suppress(OSError):  # the parent may have been interrupted
             jobs.send(error)
 
@@ -204,8 +225,7 @@ def _error_of(job: Job) -> UserError | None:
         with stop_on_signals():
             job.function(*job.arguments)
     except UserError as error:
-        print(error)
-        return error
+        return UserError(error.code, str(error))  # other classes of errors may not be picklable
     except Stopped as stopped:
         return UserError(stopped.code, f"stopped by {stopped}")
     return None
