@@ -28,7 +28,7 @@ def compared_once(tmp_path, text_file):
         "evaluations": 1,
         "span_count": 8,
         "span_context": 6,
-        "prompts": ("the cat",),
+        "prompts": (),
     }
     (tmp_path / "config.py").write_text(f"def get_config():\n    return {config!r}\n")
     run("compare", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'first'}")
