@@ -35,7 +35,7 @@ from t5x_lite.training.step import (
 from t5x_lite.training.update_rule import UpdateRule
 
 # Computations whose programs a process keeps: enough for the cells of most comparisons.
-_KEPT = 8
+_CACHE_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ class Computation:
             rate, which `shared` sets to their defaults.
         adapt: the setting, which says what is trained.
         mesh: the devices.
-        steps, updates_before: for an average of the parameters: see make_optimizer.
+        average_steps, updates_before: for an average of the parameters: `steps` and
+            `before` of make_optimizer; 0 without an average.
     """
 
     loss: Loss
     optimizer: Optimizer
     adapt: str
     mesh: DeviceMesh
-    steps: int = 0
+    average_steps: int = 0
     updates_before: int = 0
 
     @property
@@ -76,7 +77,9 @@ class Computation:
     def update_rule(self, schedule: Schedule) -> UpdateRule:
         """Make the update rule of the trained parameters."""
         axes = self.adaptation.trained_part(parameter_axes(self.model))
-        return make_optimizer(self.optimizer, schedule, axes, self.steps, self.updates_before)
+        return make_optimizer(
+            self.optimizer, schedule, axes, self.average_steps, self.updates_before
+        )
 
     @cached_property
     def any_rule(self) -> UpdateRule:
@@ -141,25 +144,25 @@ def shared(computation: Computation) -> Computation:
     few. Code of the user's own is never shared, as it may change while the process runs.
     """
     without_rate = replace(computation, optimizer=_without_rate(computation.optimizer))
-    return computation if _has_own_code(without_rate) else _kept(without_rate)
+    return computation if _has_own_code(without_rate) else _cached(without_rate)
 
 
 def shared_evaluation(loss: Loss, mesh: DeviceMesh) -> Callable[..., dict]:
     """Return the function of make_evaluation, compiled before if `shared` would share it. It does
     not depend on the optimizer, so more runs share it.
     """
-    return make_evaluation(loss, mesh) if _has_own_code(loss) else _kept_evaluation(loss, mesh)
+    return make_evaluation(loss, mesh) if _has_own_code(loss) else _cached_evaluation(loss, mesh)
 
 
 # The first of several equal computations, with the programs that it holds
-_kept = lru_cache(_KEPT)(lambda computation: computation)
-_kept_evaluation = lru_cache(_KEPT)(make_evaluation)
+_cached = lru_cache(_CACHE_SIZE)(lambda computation: computation)
+_cached_evaluation = lru_cache(_CACHE_SIZE)(make_evaluation)
 
 
 def forget_programs() -> None:
     """Forget all programs, for tests that change the code that they were compiled from."""
-    _kept.cache_clear()
-    _kept_evaluation.cache_clear()
+    _cached.cache_clear()
+    _cached_evaluation.cache_clear()
 
 
 def _has_own_code(value: Any) -> bool:
@@ -170,8 +173,8 @@ def _has_own_code(value: Any) -> bool:
 def _without_rate(optimizer: Optimizer) -> Optimizer:
     """Return the settings of an update rule, with those of its learning rate at their defaults."""
     default = Optimizer()
-    of_rate = settings_with(Optimizer, RATE)
-    return replace(optimizer, **{name: getattr(default, name) for name in of_rate})
+    names = settings_with(Optimizer, RATE)
+    return replace(optimizer, **{name: getattr(default, name) for name in names})
 
 
 def _texts(value: Any) -> Iterator[str]:

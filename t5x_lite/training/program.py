@@ -112,7 +112,7 @@ class Program:
             start = config.start
             computation = replace(
                 computation,
-                steps=resolved.steps - start.step,
+                average_steps=resolved.steps - start.step,
                 updates_before=start.step - start.optimizer_step,
             )
         self.computation = shared(computation)
