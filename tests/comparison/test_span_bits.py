@@ -116,8 +116,10 @@ def test_every_family_answers_what_it_was_asked_in_training(loaded, objective, a
         assert contexts == ()
         return
     both = architecture == "encoder" or model.rows.uses_sentinels
-    both = both or "middle" in objective or "masked_next" in objective
-    left = objective not in ("fill_in_the_middle(fim_rate=1)", "masked_next_token")
+    reads_masks = objective in ("masked_next_token", "masked_diffusion")
+    both = both or reads_masks or "middle" in objective or "masked_next" in objective
+    left = both if architecture == "encoder" else not reads_masks
+    left = left and objective != "fill_in_the_middle(fim_rate=1)"
     assert contexts == ("left",) * left + ("both",) * both
     spans = draw_spans(validation_documents(corpus), 4, 6)
     lengths = model.config.data.lengths
