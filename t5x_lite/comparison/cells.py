@@ -508,7 +508,7 @@ def plan_in_words(
     lines = [columns(rows, "<" + ">" * (len(rows[0]) - 1))]
     seconds = config.seeds * sum(cell.total["seconds"] for cell in cells)
     runs_of_each = config.seeds + tries / len(cells)
-    kept = KEPT + config.evaluations * config.score_curves
+    kept = KEPT + (config.evaluations if config.score_curves else 0)
     disk = runs_of_each * kept * sum(cell.cost.state_bytes for cell in cells)
     matched = f"matched by {config.match.replace('_', ' ')}"
     bound = "at least " if at_least else ""

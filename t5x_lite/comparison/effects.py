@@ -69,8 +69,8 @@ def weights_of_effects(cells: Sequence[str]) -> dict[str, Weights]:
         # Levels with the same name are told apart by their position in the names of cells.
         others = {level for other in factors if other is not levels for level in other}
         is_shared = bool(others & set(levels))
-        before = SEPARATOR * (is_shared and number > 0)
-        after = SEPARATOR * (is_shared and number < len(factors) - 1)
+        before = SEPARATOR if is_shared and number > 0 else ""
+        after = SEPARATOR if is_shared and number < len(factors) - 1 else ""
         of_factors.append(_weights_of_levels(levels, before, after))
 
     effects: dict[str, Weights] = {}

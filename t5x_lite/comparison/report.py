@@ -100,8 +100,9 @@ def _answer(results: Results) -> str:
             task, metric = name.split(": ")
             best = f"has the best {metric}"
             heads = results["tasks"].get(name, {}).get("heads", {})
-            differ = len({head == "lm" for head in heads.values()}) > 1
-            question = f"On {task}" + ", which not all answer in words" * differ
+            question = f"On {task}"
+            if len({head == "lm" for head in heads.values()}) > 1:
+                question += ", which not all answer in words"
             sentences.append(_ranking(results, name, ranked, question, best))
             sentences += _beaten_by_counting(results, name, ranked)
             sentences += _effects_in_words(results, name)

@@ -168,9 +168,12 @@ def scored_contexts(loaded: LoadedModel) -> tuple[Context, ...]:
         return ("left", "both")
     assert isinstance(loaded.rows, RowPlan), "it was trained on text"
     traits = [member.objective.traits for member in loaded.rows.members]
-    continues = any(of_objective.continues_text for of_objective in traits)
-    fills = any(of.fills_middle or of.looks_ahead for of in traits)
-    return ("left",) * continues + ("both",) * fills
+    contexts: list[Context] = []
+    if any(of_objective.continues_text for of_objective in traits):
+        contexts.append("left")
+    if any(of_objective.fills_middle or of_objective.looks_ahead for of_objective in traits):
+        contexts.append("both")
+    return tuple(contexts)
 
 
 def span_bits(loaded: LoadedModel, spans: Sequence[Span], context: Context) -> SpanBits:
