@@ -81,11 +81,11 @@ def seconds_of_steps(resolved, data) -> float:
         batches = loop.prefetch(
             partial(run.batch, run.batches), 0, LAST, resolved.config.data.workers
         )
-        for step, batch in enumerate(batches, 1):
-            state, sums = run.train_step(state, batch)
+        for step, batch in enumerate(batches):
+            state, sums = run.train_step(state, batch, step)
             jax.block_until_ready(pending)
             pending = sums
-            if step == FIRST:
+            if step + 1 == FIRST:
                 jax.block_until_ready(pending)
                 began = time.monotonic()
         jax.block_until_ready(pending)

@@ -1,7 +1,7 @@
 """What a process compiles for a run: its train step, its evaluation, and the drawing of its first
 state.
 
-All three follow from a `Computation` and from nothing else. Seed and learning rates are arguments
+All three follow from a `Computation` and from nothing else. Seed and learning rate are arguments
 of the compiled functions. So the seeds of a comparison, and its tries of a learning rate, compile
 once: see `shared`.
 """
@@ -104,7 +104,7 @@ class Computation:
 
     @cached_property
     def train_step(self) -> Callable[..., tuple[TrainState, dict]]:
-        """Compiled: (state, batch, seed, rates, frozen, limits) → (state, metrics). The input state
+        """Compiled: (state, batch, seed, rate, frozen, limits) → (state, metrics). The input state
         is donated: the new state reuses its memory. See make_train_step.
         """
         return jax.jit(
@@ -160,7 +160,7 @@ _cached_evaluation = lru_cache(_CACHE_SIZE)(make_evaluation)
 
 
 def forget_programs() -> None:
-    """Forget all programs, for tests that change the code that they were compiled from."""
+    """Forget all programs: nothing else is trained here, or the code they came from changed."""
     _cached.cache_clear()
     _cached_evaluation.cache_clear()
 

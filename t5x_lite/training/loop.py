@@ -142,15 +142,20 @@ class Run(Evaluator):
         self.frozen: Any = {}  # parameters that are not trained
 
     def train_step(
-        self, state: TrainState, batch: Row, limits: tuple[float, float] | None = None
+        self,
+        state: TrainState,
+        batch: Row,
+        step: int,
+        limits: tuple[float, float] | None = None,
     ) -> tuple[TrainState, dict]:
         """Do one step: (state, batch) → (state, metrics). The first call compiles. The memory of
         `state` is reused, so it must not be read again.
 
         Args:
+            step: number of the step, from 0: state.step, without waiting for the device to read it.
             limits: see make_train_step.
         """
-        arguments = state, batch, self._seed, self._rates, self.frozen
+        arguments = state, batch, self._seed, self.program.rate(step), self.frozen
         if limits is None:
             return self.program.computation.train_step(*arguments)
         on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
@@ -162,14 +167,9 @@ class Run(Evaluator):
         return jax.device_put(np.uint32(self.resolved.config.seed), replicated(self.program.mesh))
 
     @cached_property
-    def _rates(self) -> jax.Array:
-        """The learning rate of each step, on all devices."""
-        return jax.device_put(self.program.rates, replicated(self.program.mesh))
-
-    @cached_property
     def _first_rate(self) -> jax.Array:
         """The learning rate of the first step, on all devices."""
-        first = self.program.rates[self.resolved.config.start.step]
+        first = self.program.rate(self.resolved.config.start.step)
         return jax.device_put(first, replicated(self.program.mesh))
 
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
@@ -455,7 +455,7 @@ def _train_steps(
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 limits = health.limits(step) if config.training.skip_step else None
-                state, step_metrics = run.train_step(state, batch, limits)
+                state, step_metrics = run.train_step(state, batch, step - 1, limits)
             # Read the step before while this one computes, so that the device never waits.
             _read_metrics(run, log, heartbeat, health, pending)
             pending = step, step_metrics

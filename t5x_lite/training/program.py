@@ -3,7 +3,7 @@ rows, so they need neither text nor the devices: `train` runs them, and `plan` t
 them for devices of another machine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -38,12 +38,7 @@ from t5x_lite.training.averaging import check_average
 from t5x_lite.training.computation import Computation, shared, shared_evaluation
 from t5x_lite.training.loss import make_loss
 from t5x_lite.training.optimizer import make_optimizer
-from t5x_lite.training.schedules import (
-    Schedule,
-    learning_rates,
-    make_schedule,
-    shape_of_rates,
-)
+from t5x_lite.training.schedules import Schedule, make_rates, make_schedule
 from t5x_lite.training.step import (
     TrainState,
     parameter_shardings,
@@ -168,9 +163,9 @@ class Program:
         return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
 
     @cached_property
-    def rates(self) -> np.ndarray:
-        """Learning rate of each step."""
-        return learning_rates(self.schedule, self.resolved.steps)
+    def rate(self) -> Callable[[int], np.ndarray]:
+        """Learning rate as a function of the step, on the host."""
+        return make_rates(self.schedule)
 
     @property
     def attention(self) -> str:
@@ -223,10 +218,10 @@ class Program:
         batch = self._batch(self.resolved.config.data.batch_size, sharding=by_rows)
         # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
-        arguments = state, batch, np.uint32(0), shape_of_rates(self.schedule, self.resolved.steps)
+        rate = jax.ShapeDtypeStruct((), jax.eval_shape(self.schedule, np.int32(0)).dtype)
         train_step: Any = self.computation.train_step
         with self.within():
-            return train_step.trace(*arguments, self.frozen)
+            return train_step.trace(state, batch, np.uint32(0), rate, self.frozen)
 
     @property
     def frozen(self) -> Any:

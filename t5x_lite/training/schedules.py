@@ -6,7 +6,7 @@ A schedule of your own needs no place here, only a config that names it by its m
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -137,22 +137,25 @@ def make_schedule(
     return schedule
 
 
-# Runs of at most so many steps have equally many rates, so that they can share a program.
-_LEAST_RATES = 1024
+# So many rates are computed at once.
+_BLOCK = 1024
 
 
-def learning_rates(schedule: Schedule, steps: int) -> np.ndarray:
-    """Return the learning rate of each step, from 0, of a run of `steps` steps. There are more, up
-    to a power of two: programs that read them depend on how many there are.
+def make_rates(schedule: Schedule) -> Callable[[int], np.ndarray]:
+    """Return the learning rate as a function of the step, from 0, that runs outside of the train
+    step: a program that is given its rate depends neither on the schedule nor on the run's length.
     """
-    return np.asarray(jax.jit(partial(_rates, schedule, steps))())
 
+    @jax.jit
+    def rates_from(first: jax.Array) -> jax.Array:
+        return jax.vmap(schedule)(first + jnp.arange(_BLOCK, dtype=jnp.int32))
 
-def shape_of_rates(schedule: Schedule, steps: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of what learning_rates returns, without computing anything."""
-    return jax.eval_shape(partial(_rates, schedule, steps))
+    @lru_cache(maxsize=1)
+    def block(number: int) -> np.ndarray:
+        return np.asarray(rates_from(np.int32(number * _BLOCK)))
 
+    def rate(step: int) -> np.ndarray:
+        number, place = divmod(step, _BLOCK)
+        return block(number)[place]
 
-def _rates(schedule: Schedule, steps: int) -> jax.Array:
-    count = max(_LEAST_RATES, 1 << (steps - 1).bit_length())
-    return jax.vmap(schedule)(jnp.arange(count, dtype=jnp.int32))
+    return rate

@@ -80,12 +80,11 @@ def make_train_step(
     update_rule: Callable[[Schedule], UpdateRule],
     adaptation: Adaptation = FULL,
 ) -> Callable[..., tuple[TrainState, dict]]:
-    """Return the train step, a function (state, batch, seed, rates, frozen, limits) →
+    """Return the train step, a function (state, batch, seed, rate, frozen, limits) →
     (state, metrics).
 
     The metrics are the sums of the loss, the learning rate, and the norms of gradient and
-    parameters. `rates` holds the learning rate of each step, and `frozen` the parameters that are
-    not trained.
+    parameters. `rate` is the learning rate, and `frozen` holds the parameters that are not trained.
 
     With `limits`, the largest loss and gradient norm, a step beyond them or not finite leaves
     parameters and optimizer state as they are; the metric `skipped` is then 1.
@@ -95,7 +94,7 @@ def make_train_step(
         state: TrainState,
         batch: Row,
         seed: int | jax.Array,
-        rates: jax.Array,
+        rate: jax.Array,
         frozen: Params | None = None,
         limits: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[TrainState, dict]:
@@ -103,7 +102,6 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, sums = loss.gradient(state.params, batch, key, frozen, adaptation.merge)
         # Frozen parameters have no gradient and no optimizer state.
-        rate = rates[state.step]
         optimizer = update_rule(lambda count: rate)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

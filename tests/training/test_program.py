@@ -31,16 +31,22 @@ def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, arch
     compiled = Program(run.resolved, run.batches.raw_tokens).trace().lower().compile()
     with run.within():
         batch = run.batch(run.batches, 0)
-        expected = run.train_step(run.fresh_state(), batch)
-        seed, rates = np.uint32(run.resolved.config.seed), run.program.rates
-        found = compiled(run.fresh_state(), batch, seed, rates, {})
+        expected = run.train_step(run.fresh_state(), batch, 0)
+        seed, rate = np.uint32(run.resolved.config.seed), run.program.rate(0)
+        found = compiled(run.fresh_state(), batch, seed, rate, {})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_runs_that_differ_only_in_their_seed_share_one_program(make):
+@pytest.mark.parametrize(
+    "other",
+    [{"seed": 1}, {"training.steps": 10**9}, {"optimizer.schedule": "constant"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_runs_that_differ_only_in_this_share_one_program(make, other):
+    """So the cache of compiled programs on disk has it, too."""
     texts = []
-    for seed in (0, 1):
-        resolved, _ = make("causal_lm", "decoder", **{"seed": seed, "model.dropout": 0.1})
+    for settings in ({}, other):
+        resolved, _ = make("causal_lm", "decoder", **{"model.dropout": 0.1, **settings})
         texts.append(Program(resolved).trace().lower().as_text())
     assert texts[0] == texts[1]
 

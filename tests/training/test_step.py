@@ -105,7 +105,7 @@ def test_each_dropout_acts_by_itself_in_training(make, part):
     state = fresh_state(loss.model, 0, unmoved)
     nll = []
     for n in (0, 0, 1):
-        _, metrics = step(state.replace(step=jnp.int32(n)), batch, 0, jnp.zeros(2))
+        _, metrics = step(state.replace(step=jnp.int32(n)), batch, 0, jnp.zeros(()))
         nll.append(float(metrics["sums"]["lm"]["nll"]))
     assert nll[0] == nll[1] != nll[2]
 
