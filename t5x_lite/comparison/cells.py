@@ -268,8 +268,16 @@ def _directories(workdir: Path, name: str, config: RunConfig) -> list[Path]:
 
 def names_of_cells(config: CompareConfig) -> list[str]:
     """Return the name of every cell under every budget."""
+    return [name for of_budget in names_by_budget(config).values() for name in of_budget.values()]
+
+
+def names_by_budget(config: CompareConfig) -> dict[float, dict[str, str]]:
+    """Return the names of cells: budget → name in the config → name under this budget."""
     budgets = config.budgets or (config.budget,)
-    return [name + _suffix(config, budget) for budget in budgets for name in config.cells]
+    return {
+        budget: {name: name + _suffix(config, budget) for name in config.cells}
+        for budget in budgets
+    }
 
 
 def _suffix(config: CompareConfig, budget: float) -> str:

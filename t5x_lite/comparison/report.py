@@ -69,6 +69,7 @@ def report(results: Results) -> Page:
         Section("Scores", [score_table(results), *_reading_notes(results)]),
         Section("Effects of each choice", _effects(results)),
         Section("Scaling laws", _scaling_laws(results)),
+        Section("What smaller budgets would have decided", _decisions(results)),
         Section(
             "How certain this is",
             [*_interval_charts(results), *_difference_charts(results), *_differences(results)],
@@ -243,6 +244,35 @@ def _scaling_laws(results: Results) -> list[Part]:
     """Return the tables and charts of scaling laws."""
     headings = {name: score.heading for name, score in SCORES.items()}
     return scaling_report.parts(results["scaling"], headings)
+
+
+def _decisions(results: Results) -> list[Part]:
+    """Return the table of how often each smaller budget decides as the largest one does."""
+    decisions = results.get("decisions", {})
+    if not decisions:
+        return []
+    rows: list[list[str | Bold]] = []
+    unit = UNITS[results["match"]]
+    for score in in_order(decisions):
+        for one in decisions[score]:
+            budget = f"{short(one['budget'])} {unit} (×{one['budget'] / one['largest']:.2g})"
+            alike = f"{one['accuracy']:.0%}"
+            if len(one["seeds"]) > 1:
+                alike += f" ({100 * min(one['seeds']):.0f} to {100 * max(one['seeds']):.0f})"
+            of_different = one["accuracy_of_different"]
+            shown = "–" if of_different is None else f"{of_different:.0%}"
+            counts = str(one["pairs"]), str(one["different"])
+            rows.append([heading_of(score), budget, alike, counts[0], shown, counts[1]])
+    columns = ["score", "budget", "decided alike", "pairs", "of those that differ", "pairs"]
+    largest = f"{short(next(iter(decisions.values()))[0]['largest'])} {unit}"
+    note = (
+        f"Decided alike: for how many pairs of models one seed under this budget names the better "
+        f"one that all seeds under {largest} name (decision accuracy: Magnusson et al., 2025); "
+        "the mean over seeds, and the lowest and the highest seed. Guessing gives 50 %. Of those "
+        f"that differ: the same for the pairs whose difference under {largest} is significant, by "
+        "Holm's method for all pairs of the score."
+    )
+    return [Table(columns, rows, f"Decisions under less than {largest}"), note]
 
 
 # Scores.
@@ -850,6 +880,8 @@ def papers_of(results: Results) -> list[str]:
         methods.append("lester2021")
     if results["scaling"]:
         methods += ["hoffmann2022", "kaplan2020"]
+    if results.get("decisions"):
+        methods.append("magnusson2025")
     return list(dict.fromkeys([*results.get("papers", []), *methods]))
 
 

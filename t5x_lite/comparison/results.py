@@ -12,7 +12,8 @@ import numpy as np
 
 from t5x_lite.comparison import report
 from t5x_lite.comparison.adaptation import ADAPTED_RUN
-from t5x_lite.comparison.cells import Cell, SeededRun, order_of_text
+from t5x_lite.comparison.cells import Cell, SeededRun, names_by_budget, order_of_text
+from t5x_lite.comparison.decisions import decision_accuracy
 from t5x_lite.comparison.effects import effects_of
 from t5x_lite.comparison.evaluations import (
     Answers,
@@ -103,6 +104,7 @@ def results_of(
     recipes = differing({cell.name: _recipe(cell.config) for cell in cells})
     baselines = {cell.name: cell.baseline for cell in cells}
     rule = rule_of(config, values, asked, looks)
+    scored = scored_cells(values, samples)
     scores = scores_of(values, samples, asked, baselines, is_lower_better, rule, counted_units)
     of_cells, of_runs = {}, {}
     for cell in cells:
@@ -116,7 +118,8 @@ def results_of(
         "rule": rule._asdict(),
         "cells": of_cells,
         # With several budgets, each has a table of its own.
-        "effects": {} if config.budgets else effects_of(scored_cells(values, samples), asked, rule),
+        "effects": {} if config.budgets else effects_of(scored, asked, rule),
+        "decisions": decision_accuracy(names_by_budget(config), scored, asked, rule),
         "failed": {name: str(error) for name, error in failed.items()},
         "recipes": recipes,
         "tuning": dict(tuning),

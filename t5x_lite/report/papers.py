@@ -105,6 +105,12 @@ PAPERS = {
     "loshchilov2019": Paper(
         "Ilya Loshchilov and Frank Hutter", "Decoupled Weight Decay Regularization", 2019, "ICLR"
     ),
+    "magnusson2025": Paper(
+        "Ian Magnusson and Nguyen Tai and Ben Bogin and David Heineman and others",
+        "DataDecide: How to Predict Best Pretraining Data with Small Experiments",
+        2025,
+        "ICML",
+    ),
     "narang2021": Paper(
         "Sharan Narang and Hyung Won Chung and Yi Tay and Liam Fedus and Thibault Fevry and "
         "Michael Matena and Karishma Malkan and Noah Fiedel and Noam Shazeer and Zhenzhong Lan and "

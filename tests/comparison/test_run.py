@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from conftest import run, settings, start
+from scipy.stats import kendalltau
 
 import t5x_lite
 from t5x_lite.comparison import cells as study_cells
@@ -402,6 +403,27 @@ def test_each_cell_is_trained_under_each_budget(text_file, tmp_path):
     for less, more in zip(cells[: len(names)], cells[len(names) :], strict=True):
         assert more.total[config.match] == pytest.approx(2 * less.total[config.match], rel=0.1)
         assert more.resolved.config.model == less.resolved.config.model
+
+
+def test_a_report_says_how_often_a_smaller_budget_decides_alike(tmp_path, written):
+    """The share of pairs in the same order is (1 + Kendall's tau) / 2."""
+    cells = {
+        str(rate): {"optimizer": {"learning_rate": rate}, "data": {"lengths": LENGTHS["gpt"]}}
+        for rate in (1e-3, 1.0)
+    }
+    less = {"budgets": (640, 1920), "budget": 0.0, "span_count": 0, "ngram": False}
+    run(*written(cells=cells, blanks=[], spans=[], prompts=[], **less))
+    results = json.loads((tmp_path / "run/report.json").read_text())
+    small, large = (
+        [results["cells"][f"{cell}-{budget}"]["scores"]["loss"]["mean"] for cell in cells]
+        for budget in (640, 1920)
+    )
+    (found,) = results["decisions"]["loss"]
+    assert (found["budget"], found["largest"], found["pairs"]) == (640, 1920, 1)
+    assert found["accuracy"] == pytest.approx((1 + kendalltau(small, large).statistic) / 2)
+    shown = (tmp_path / "run/report.md").read_text()
+    assert f"640 raw tokens (×0.33) | {found['accuracy']:.0%} | 1 | – | 0 |" in shown
+    assert "magnusson2025" in (tmp_path / "run/report.bib").read_text()
 
 
 @pytest.mark.parametrize(
