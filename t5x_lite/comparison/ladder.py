@@ -2,17 +2,22 @@
 
     cells ─► points (N, D, score) of each objective ─► fit ─► best sizes, compute multipliers
 
-N counts all parameters. D is the number of raw tokens read, including repeats. Compute is
-k · N^q · D instead of 6 N D, with k and q fitted to the FLOPs that were counted for the cells.
+N counts all parameters, D the raw tokens read. Compute is k · N^q · D instead of 6 N D, with k and
+q fitted to the FLOPs that were counted for the cells.
+
+A law is fitted to the cells that read their text at most once. If these are enough, the others show
+what repeats are worth (repeats.py); if not, the law counts repeats as new text.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from t5x_lite.comparison.repeats import RepeatedPoint, RepeatsLaw, fit_repeats
 from t5x_lite.comparison.scaling import (
     Fit,
     Point,
@@ -69,7 +74,7 @@ def laws_of(
         }
         scored = {label: rungs for label, rungs in scored.items() if _can_be_fitted(rungs)}
         if scored:
-            fits = {label: _fitted(rungs, score) for label, rungs in scored.items()}
+            fits = {label: _fitted(_read_once(rungs), score) for label, rungs in scored.items()}
             budget = max(rung["flops"] for rungs in scored.values() for rung in rungs)
             laws[score] = {
                 "objectives": {
@@ -87,6 +92,30 @@ def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
     for rung in rungs:
         lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])
     return len(lengths) >= _AT_LEAST and min(map(len, lengths.values())) >= _AT_LEAST
+
+
+def _repeats(
+    found: Fit[ScalingLaw], rungs: Sequence[Mapping[str, Any]], score: str
+) -> Fit[RepeatsLaw] | None:
+    """Fit what repeats are worth to the cells that read their text more than once; None if the law
+    was fitted to them, too, or if there are none.
+    """
+    once = _read_once(rungs)
+    points = [
+        RepeatedPoint(
+            rung["parameters"], rung["raw_tokens"], rung["raw_tokens"] / rung["epochs"], value
+        )
+        for rung in rungs
+        if rung not in once
+        for value in _seeds(rung, score)
+    ]
+    return fit_repeats(found, points) if points else None
+
+
+def _read_once(rungs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the cells that read their text at most once; all, if these are too few for a law."""
+    once = [rung for rung in rungs if rung.get("epochs", 1.0) <= 1.0]
+    return once if _can_be_fitted(once) else rungs
 
 
 def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
@@ -119,7 +148,7 @@ def _seeds(rung: Mapping[str, Any], score: str) -> Sequence[float]:
     return rung["scores"][score]["seeds"]
 
 
-def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit:
+def _fitted(rungs: Sequence[Mapping[str, Any]], score: str) -> Fit[ScalingLaw]:
     """Fit the law of one score, with k and q from the FLOPs per token of the cells."""
     parameters = [rung["parameters"] for rung in rungs]
     flops_per_token = [rung["flops"] / rung["raw_tokens"] for rung in rungs]
@@ -140,9 +169,11 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
-def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
+def _described(
+    found: Fit[ScalingLaw], rungs: Sequence[Mapping[str, Any]], score: str
+) -> dict[str, Any]:
     """Return one objective's points, law and best sizes, in the form of report.json."""
-    law = found.law
+    law, repeats, once = found.law, _repeats(found, rungs, score), _read_once(rungs)
     budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
 
     def with_interval(quantity: Callable[[ScalingLaw], float]) -> list[float | None]:
@@ -152,8 +183,8 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
     values = [(rung["flops"], np.mean(rung["scores"][score]["seeds"])) for rung in rungs]
     by_compute = fit_power_law(*zip(*frontier(values), strict=True))
     budget_of = _budgets([rung["flops"] for rung in rungs])
-    groups = [budget_of[rung["flops"]] for rung in rungs for _ in _seeds(rung, score)]
-    left_out = errors_left_out(_points(rungs, score), groups)
+    groups = [budget_of[rung["flops"]] for rung in once for _ in _seeds(rung, score)]
+    left_out = errors_left_out(_points(once, score), groups)
     return {
         "exponent_of_compute": by_compute.exponent,
         "error_of_left_out_budgets": {f"{flops:g}": error for flops, error in left_out.items()},
@@ -164,13 +195,19 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
                 "tokens": rung["raw_tokens"],
                 "flops": rung["flops"],
                 "value": value,
-                "predicted": law.loss(rung["parameters"], rung["raw_tokens"]),
+                "epochs": rung.get("epochs", 1.0),
+                "predicted": _predicted(law, repeats, rung),
             }
             for rung in rungs
             for value in rung["scores"][score]["seeds"]
         ],
         "law": {
             name: with_interval(lambda law, name=name: getattr(law, name)) for name in coefficients
+        },
+        "repeats": repeats
+        and {
+            name: _bounded(getattr(repeats.law, name), repeats.interval(attrgetter(name)))
+            for name in ("tokens_decay", "parameters_decay")
         },
         "best": [
             {
@@ -187,7 +224,14 @@ def _described(found: Fit, rungs: Sequence[Mapping[str, Any]], score: str) -> di
     }
 
 
-def _multipliers(fits: Mapping[str, Fit], budget: float) -> list[dict[str, Any]]:
+def _predicted(law: ScalingLaw, repeats: Fit[RepeatsLaw] | None, rung: Mapping[str, Any]) -> float:
+    size, epochs = (rung["parameters"], rung["raw_tokens"]), rung.get("epochs", 1.0)
+    if repeats and epochs > 1:
+        return repeats.law.loss(*size, rung["raw_tokens"] / epochs)
+    return law.loss(*size)
+
+
+def _multipliers(fits: Mapping[str, Fit[ScalingLaw]], budget: float) -> list[dict[str, Any]]:
     """Return how many times the compute of the first objective each other objective needs.
 
     All must reach the same score: the one that the worst of them reaches with the largest budget.

@@ -880,6 +880,9 @@ def papers_of(results: Results) -> list[str]:
         methods.append("lester2021")
     if results["scaling"]:
         methods += ["hoffmann2022", "kaplan2020"]
+        objectives = [of.get("objectives", {}) for of in results["scaling"].values()]
+        if any(one.get("repeats") for of in objectives for one in of.values()):
+            methods.append("muennighoff2023")
     if results.get("decisions"):
         methods.append("magnusson2025")
     return list(dict.fromkeys([*results.get("papers", []), *methods]))

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -20,7 +20,7 @@ from scipy.optimize import least_squares, minimize
 
 # Smallest error at which the Huber loss turns from squares to absolute values (Hoffmann et al.,
 # 2022, §D.2)
-_HUBER = 1e-3
+HUBER = 1e-3
 # The same error in standard deviations of normal noise, for 95 % of the efficiency of least squares
 _EFFICIENT = 1.345
 _RESAMPLES = 200
@@ -82,6 +82,18 @@ class ScalingLaw:
         ratio = self.alpha * self.A / (beta * self.B)
         parameters = (ratio * (flops / self.k) ** self.beta) ** (1 / (self.alpha + beta))
         return parameters, self.tokens_for(flops, parameters)
+
+    def best_size(self, tokens: float) -> float:
+        """Return the parameters of the model that is best for the compute that it takes to train it
+        on so many tokens.
+
+        >>> law = ScalingLaw(E=1.69, A=406.4, alpha=0.34, B=410.7, beta=0.28)
+        >>> parameters, tokens = law.optimum(1e21)
+        >>> round(law.best_size(tokens) / parameters, 6)
+        1.0
+        """
+        ratio = self.alpha * self.A / (self.q * self.beta * self.B)
+        return (ratio * tokens**self.beta) ** (1 / self.alpha)
 
     def tokens_for(self, flops: float, parameters: float) -> float:
         """Return the tokens on which this compute trains a model of this size."""
@@ -150,7 +162,7 @@ def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
         lambda line: line[0] - line[1] * (log_x - centre) - log_loss,
         [log_loss.mean(), 0.1],
         loss="huber",
-        f_scale=_HUBER,
+        f_scale=HUBER,
         ftol=_CLOSE,
         xtol=_CLOSE,
         gtol=_CLOSE,
@@ -160,18 +172,21 @@ def fit_power_law(xs: Sequence[float], losses: Sequence[float]) -> PowerLaw:
     return PowerLaw(scale, float(exponent))
 
 
+Law = TypeVar("Law")
+
+
 @dataclass(frozen=True)
-class Fit:
+class Fit(Generic[Law]):
     """A fitted law, and laws fitted after changing the signs of residuals at random, which show how
     certain it is.
     """
 
-    law: ScalingLaw
-    resampled: tuple[ScalingLaw, ...]
-    freedom: int  # degrees of freedom: points beyond the five unknowns, at least 1
+    law: Law
+    resampled: tuple[Law, ...]
+    freedom: int  # degrees of freedom: points beyond the unknowns, at least 1
 
     def interval(
-        self, quantity: Callable[[ScalingLaw], float], level: float = 0.95
+        self, quantity: Callable[[Law], float], level: float = 0.95
     ) -> tuple[float, float]:
         """Return the interval of a positive quantity that follows from the law."""
         resampled = [quantity(law) for law in self.resampled]
@@ -203,7 +218,7 @@ def fit(
     q: float = 1.0,
     resamples: int = _RESAMPLES,
     seed: int = 0,
-) -> Fit:
+) -> Fit[ScalingLaw]:
     """Fit L(N, D) to points that differ in both N and D; compute is k · N^q · D.
 
     Resampling draws the signs of residuals, not points, so that every size and every budget stays
@@ -220,13 +235,9 @@ def fit(
     """
     log_N, log_D, log_loss = np.log(np.array(points, float)).T
     terms = _Terms(log_N - log_N.mean(), log_D - log_D.mean(), float(log_loss.mean()))
-    unknown = terms.nearest(_from_many_starts(terms, log_loss), log_loss, _HUBER)
+    unknown = terms.nearest(_from_many_starts(terms, log_loss), log_loss, HUBER)
     freedom = max(len(points) - _UNKNOWNS, 1)
-    # A fit leaves residuals that are smaller than the noise, so they are scaled up.
-    scale = math.sqrt(len(points) / freedom)
-    errors = np.abs(log_loss - terms.log_loss(unknown)) * scale
-    # 1.4826 times the median absolute residual is a robust standard deviation.
-    threshold = max(_HUBER, _EFFICIENT * 1.4826 * float(np.median(errors)))
+    threshold = huber_threshold(log_loss - terms.log_loss(unknown), freedom)
     unknown = terms.nearest(unknown, log_loss, threshold)
 
     # Wild bootstrap (Wu, 1986): give each point's residual a random sign, add it to the prediction,
@@ -254,6 +265,16 @@ def fit(
     drawn = (predicted + sign * residuals for sign in signs)
     resampled = tuple(law(terms.nearest(unknown, losses, threshold)) for losses in drawn)
     return Fit(law(unknown), resampled, freedom)
+
+
+def huber_threshold(residuals: np.ndarray, freedom: int) -> float:
+    """Return the error from which on a fit should count absolute values instead of squares, given
+    the residuals of a first fit with HUBER.
+    """
+    # A fit leaves residuals that are smaller than the noise, so they are scaled up.
+    errors = np.abs(residuals) * math.sqrt(len(residuals) / freedom)
+    # 1.4826 times the median absolute residual is a robust standard deviation.
+    return max(HUBER, _EFFICIENT * 1.4826 * float(np.median(errors)))
 
 
 def _leverages(jacobian: np.ndarray) -> np.ndarray:
@@ -359,9 +380,9 @@ def _from_many_starts(terms: _Terms, log_loss: np.ndarray) -> np.ndarray:
 
     def objective(unknown: np.ndarray) -> tuple[float, np.ndarray]:
         error = terms.log_loss(unknown) - log_loss
-        small = np.abs(error) <= _HUBER
-        value = np.where(small, error**2 / (2 * _HUBER), np.abs(error) - _HUBER / 2)
-        slope = np.where(small, error / _HUBER, np.sign(error))
+        small = np.abs(error) <= HUBER
+        value = np.where(small, error**2 / (2 * HUBER), np.abs(error) - HUBER / 2)
+        slope = np.where(small, error / HUBER, np.sign(error))
         return float(value.sum()), slope @ terms.jacobian(unknown)
 
     mean = math.log(np.exp(log_loss).mean())

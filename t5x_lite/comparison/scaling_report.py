@@ -37,6 +37,7 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
     for score, of_score in scaling.items():
         heading, objectives = headings[score], of_score["objectives"]
         made += [_coefficients(objectives, heading), _best_sizes(objectives, heading)]
+        made += _repeats(objectives, heading)
         for label, of_one in objectives.items():
             made += _same_compute(label, of_one, heading)
         made += _frontier(objectives, heading)
@@ -54,6 +55,21 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
             "one with the lowest loss for the compute; the last line of each objective goes beyond "
             "what was trained.",
         ]
+        laws = [
+            of_one for of_score in scaling.values() for of_one in of_score["objectives"].values()
+        ]
+        if any(of_one.get("repeats") for of_one in laws):
+            made.append(
+                "Laws and lines are of text that is read once. In other runs, the text and its "
+                "repeats are worth U + U · R*_D · (1 − exp(−(D / U − 1) / R*_D)) new tokens, where "
+                "U is the size of the text; with R*_N, parameters beyond the best number for U "
+                "lose their worth in the same way (Muennighoff et al., 2023)."
+            )
+        elif any(point.get("epochs", 1.0) > 1 for one in laws for point in one["points"]):
+            made.append(
+                "Some runs read their text more than once. Too few read it once, so that the laws "
+                "count repeats as new text."
+            )
     return made
 
 
@@ -100,6 +116,17 @@ def _best_sizes(objectives: Mapping[str, Any], heading: str) -> Table:
             rows.append([label, short(best["flops"]), *(_with_interval(best[key]) for key in keys)])
     columns = ["objective", "FLOPs", "parameters", "tokens", heading, "× FLOPs for 1 % less"]
     return Table(columns, rows, f"Best size for each amount of compute, by {heading}")
+
+
+def _repeats(objectives: Mapping[str, Any], heading: str) -> list[Table]:
+    """Return the table of what repeated text is worth, of the objectives for which it is known."""
+    rows: list[list[str | Bold]] = [
+        [label, *(_with_interval(repeats[name]) for name in ("tokens_decay", "parameters_decay"))]
+        for label, of_one in objectives.items()
+        if (repeats := of_one.get("repeats"))
+    ]
+    columns = ["objective", "R*_D", "R*_N"]
+    return [Table(columns, rows, f"What repeated text is worth, by {heading}")] if rows else []
 
 
 def _law(of_one: Mapping[str, Any]) -> ScalingLaw:

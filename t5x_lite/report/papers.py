@@ -111,6 +111,13 @@ PAPERS = {
         2025,
         "ICML",
     ),
+    "muennighoff2023": Paper(
+        "Niklas Muennighoff and Alexander M. Rush and Boaz Barak and Teven Le Scao and "
+        "Aleksandra Piktus and Nouamane Tazi and Sampo Pyysalo and Thomas Wolf and Colin Raffel",
+        "Scaling Data-Constrained Language Models",
+        2023,
+        "NeurIPS",
+    ),
     "narang2021": Paper(
         "Sharan Narang and Hyung Won Chung and Yi Tay and Liam Fedus and Thibault Fevry and "
         "Michael Matena and Karishma Malkan and Noah Fiedel and Noam Shazeer and Zhenzhong Lan and "

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from t5x_lite.comparison import ladder, scaling_report
+from t5x_lite.comparison import ladder, scaling, scaling_report
+from t5x_lite.comparison.repeats import RepeatsLaw
 from t5x_lite.comparison.scaling import ScalingLaw
 from t5x_lite.report.page import Chart, Table
 
@@ -86,6 +87,59 @@ def test_one_objective_costs_more_than_another(of_two):
     assert one["multiplier"][0] == pytest.approx(0.5 * 4 / 7, rel=1e-3)
     (said,) = scaling_report.sentences({"span_bits_left": found})
     assert "bert, decoder needs 0.2857 (0.2857 to 0.2857) times the compute of gpt, dec" in said
+
+
+REPEATS = RepeatsLaw(GPT, tokens_decay=4.0, parameters_decay=2.0)
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """Return the points that each law is fitted to. The laws are known, and nothing is fitted."""
+    fitted = []
+
+    def fit(points, **compute):
+        fitted.append(points)
+        return scaling.Fit(GPT, (GPT,) * 3, freedom=9)
+
+    monkeypatch.setattr(ladder, "fit", fit)
+    monkeypatch.setattr(ladder, "errors_left_out", lambda points, groups: {})
+    return fitted
+
+
+def of_text(cells, unique):
+    """The same cells, trained on a text of so many tokens."""
+    for cell in cells.values():
+        size = cell["parameters"], cell["raw_tokens"]
+        cell["epochs"] = cell["raw_tokens"] / unique
+        loss = REPEATS.loss(*size, unique) if cell["epochs"] > 1 else GPT.loss(*size)
+        cell["scores"] = {"loss": {"seeds": [loss] * 2}}
+    return cells
+
+
+def test_runs_that_read_their_text_again_show_what_that_is_worth(fitted):
+    """The law itself is that of the others."""
+    cells = cells_of(sizes=(1e6, 2e6, 4e6), budgets=(1e11, 1e12, 2e12, 2e13, 1e14), gpt=GPT)
+    laws = laws_of(of_text(cells, unique=1.5e6))
+    assert max(point.tokens for point in fitted[0]) < 1.5e6
+    of_one = laws["loss"]["objectives"]["gpt, decoder"]
+    assert len([point for point in of_one["points"] if point["epochs"] > 1]) == 2 * 6
+    for name, (value, low, high) in of_one["repeats"].items():
+        assert value == pytest.approx(getattr(REPEATS, name), rel=1e-3), name
+        assert low <= value <= high
+    for point in of_one["points"]:
+        assert point["predicted"] == pytest.approx(point["value"], rel=1e-5)
+    parts = scaling_report.parts(laws, {"loss": "loss"})
+    shown = [part for part in parts if isinstance(part, Table)][2]
+    assert shown.heading == ["objective", "R*_D", "R*_N"]
+    assert shown.rows == [["gpt, decoder", "4 (4 to 4)", "2 (2 to 2)"]]
+    assert "Laws and lines are of text that is read once" in parts[-1]
+
+
+def test_where_too_few_read_their_text_once_repeats_count_as_new_text(fitted):
+    laws = laws_of(of_text(cells_of(gpt=GPT), unique=1e5))
+    assert len(fitted[0]) == 2 * len(SIZES) * len(BUDGETS)
+    assert laws["loss"]["objectives"]["gpt, decoder"]["repeats"] is None
+    assert "count repeats as new text" in scaling_report.parts(laws, {"loss": "loss"})[-1]
 
 
 @pytest.mark.parametrize("few", [{"sizes": SIZES[:2]}, {"budgets": BUDGETS[:2]}])
