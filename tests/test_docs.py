@@ -38,7 +38,9 @@ from conftest import ROOT, users_environment
 import t5x_lite
 from t5x_lite.__main__ import main
 from t5x_lite.commands import line as command_line
+from t5x_lite.comparison.cells import with_equal_windows
 from t5x_lite.config import CompareConfig, RunConfig, type_hints
+from t5x_lite.config.files import load_comparison
 from t5x_lite.data.objectives import OBJECTIVES
 
 DOCS = ROOT / "docs"
@@ -303,6 +305,24 @@ SLOW_PAGES = [page for page in PAGES if any(block.is_slow for block in blocks_of
 def test_whole_page(page, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of(page) if block.is_run]
     _follow(page, blocks, tmp_path, monkeypatch, apart=True)
+
+
+COMPARISONS = [
+    pytest.param(page, block.title, id=f"{_name(page)}, {block.title}")
+    for page in PAGES
+    for block in blocks_of(page)
+    if "def get_config" in block.text and "CompareConfig" in block.text
+]
+
+
+@pytest.mark.parametrize(("page", "title"), COMPARISONS)
+def test_comparisons_of_the_manual_are_accepted(page, title, tmp_path, monkeypatch):
+    """Training them is slow. Their rows hold equally much text."""
+    for block in blocks_of(page):
+        if block.language == "python" and block.title.endswith(".py") and "/" not in block.title:
+            (tmp_path / block.title).write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with_equal_windows(load_comparison(str(tmp_path / title)).cells)
 
 
 def test_marks_are_known():

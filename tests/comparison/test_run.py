@@ -189,14 +189,14 @@ def test_a_cell_without_any_run_is_left_out_of_the_report(tmp_path, written, mon
         for name, objective in objectives.items()
     }
     command = written(cells=cells, blanks=[], spans=[], span_count=1)
-    train = compare.train
+    train_stages = compare.train_stages
 
-    def fail(resolved, *rest):
-        if resolved.config.objective == "fill_in_the_middle":
+    def fail(stages, *rest):
+        if stages[-1].resolved.config.objective == "fill_in_the_middle":
             raise RuntimeError("RESOURCE_EXHAUSTED: 5 TB")  # as jax says it
-        return train(resolved, *rest)
+        return train_stages(stages, *rest)
 
-    monkeypatch.setattr(compare, "train", fail)
+    monkeypatch.setattr(compare, "train_stages", fail)
     out, err = run(*command, "--cells=bad", code=71)
     assert "no report yet" in out
     assert "1 of 1 runs failed: bad: out of memory" in err
