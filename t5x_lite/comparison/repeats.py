@@ -57,7 +57,7 @@ class RepeatsLaw:
 
     def effective_parameters(self, parameters: float, unique: float) -> float:
         """Return N': parameters beyond the best number for so many unique tokens count less."""
-        best = self.law.best_size(unique)
+        best = max(self.law.best_size(unique), 1.0)  # 0 for laws that hardly depend on the size
         return _effective(parameters, min(parameters, best), self.parameters_decay)
 
     def loss(self, parameters: float, tokens: float, unique: float) -> float:

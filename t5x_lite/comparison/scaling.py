@@ -93,7 +93,7 @@ class ScalingLaw:
         1.0
         """
         ratio = self.alpha * self.A / (self.q * self.beta * self.B)
-        return (ratio * tokens**self.beta) ** (1 / self.alpha)
+        return _exp((math.log(ratio) + self.beta * math.log(tokens)) / self.alpha)
 
     def tokens_for(self, flops: float, parameters: float) -> float:
         """Return the tokens on which this compute trains a model of this size."""

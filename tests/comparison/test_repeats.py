@@ -47,6 +47,16 @@ def test_repeats_are_worth_less_and_less():
     assert TRUTH.effective_tokens(1e9, 1e6) == 1e6 * (1 + 8.0)
 
 
+@pytest.mark.parametrize("term", [1e-12, 1e12])
+def test_laws_of_no_slope_have_finite_losses(term):
+    """Their best size under- or overflows."""
+    law = dataclasses.replace(TRUTH.law, A=term, alpha=0.01)
+    assert law.best_size(1e6) in (0.0, math.inf)
+    found = RepeatsLaw(law).loss(1e7, 1e8, 1e6)
+    assert math.isfinite(found)
+    assert found > law.E
+
+
 def points_of(law, noise=0.0, seed=0):
     random = np.random.default_rng(seed)
     sizes = itertools.product((1e7, 1e8, 1e9), (1e8, 1e9), (2, 4, 8, 16, 64))
