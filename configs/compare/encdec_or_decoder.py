@@ -4,7 +4,8 @@ et al., 2025, "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large
 Both have rotary positions, tied embeddings and the same total number of layers. The paper says that
 decoders do, and that both scale alike.
 
-`:tiny` has the blocks of gpt_tiny, and `:small` is for one GPU. Neither was trained here.
+`:tiny` has the blocks of gpt_tiny, and docs/compared.md has its table. `:small` is for one GPU, and
+was not trained here.
 
 python -m t5x_lite compare --config=compare/encdec_or_decoder --workdir=DIR --jobs=2
 """
@@ -44,13 +45,16 @@ def get_config(size: str = "tiny"):
     """Return the comparison of the sizes and budgets in LADDERS[size]."""
     ladder = variant(LADDERS, size)
     config = default(CompareConfig)
-    config.seeds = 2
+    config.seeds = 3
     config.title = f"Encoder-decoder or decoder, {size}"
     config.papers = ("zhang2025b",)
     config.base = t5x_lite.get_config(ladder.recipe, **{"model.positions": "rotary"})
     if size == "tiny":
         config.base.data.tokenizer = "sentencepiece(vocab_size=2048)"
         config.base.optimizer.update(name="muon", learning_rate=1e-2)
+    rate = config.base.optimizer.learning_rate
+    config.tune = {"optimizer": {"learning_rate": (rate / 2, rate, 2 * rate)}}
+    config.tune_budget = 0.25
     half = config.base.data.lengths.sequence_length // 2
     prefix = {
         "objective": "prefix_lm",
