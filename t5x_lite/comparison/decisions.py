@@ -63,9 +63,9 @@ def decision_accuracy(
             pairs = _pairs(names[budget], scored, questions, score)
             # pair → seed → True if it decides as the largest budget does
             alike = {
-                pair: {seed: sign == signs[pair] for seed, sign in _signs_of_seeds(*both).items()}
+                pair: {seed: sign == signs[pair] for seed, sign in of_seeds.items()}
                 for pair, both in pairs.items()
-                if pair in signs
+                if pair in signs and (of_seeds := _signs_of_seeds(*both))
             }
             if not (of_seeds := _shares(alike, signs)):
                 continue

@@ -12,12 +12,11 @@ what repeats are worth (repeats.py); if not, the law counts repeats as new text.
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from t5x_lite.comparison.repeats import RepeatedPoint, RepeatsLaw, fit_repeats
+from t5x_lite.comparison.repeats import RepeatedPoint, RepeatsLaw, determined_decays, fit_repeats
 from t5x_lite.comparison.scaling import (
     Fit,
     Point,
@@ -74,11 +73,16 @@ def laws_of(
         }
         scored = {label: rungs for label, rungs in scored.items() if _can_be_fitted(rungs)}
         if scored:
-            fits = {label: _fitted(_read_once(rungs), score) for label, rungs in scored.items()}
+            # All objectives alike, so that their laws can be compared.
+            once = {label: _read_once(rungs) for label, rungs in scored.items()}
+            if not all(map(_can_be_fitted, once.values())):
+                once = scored
+            fits = {label: _fitted(rungs, score) for label, rungs in once.items()}
             budget = max(rung["flops"] for rungs in scored.values() for rung in rungs)
             laws[score] = {
                 "objectives": {
-                    label: _described(found, scored[label], score) for label, found in fits.items()
+                    label: _described(found, scored[label], once[label], score)
+                    for label, found in fits.items()
                 },
                 # Losses of different objectives cannot be compared.
                 "multipliers": _multipliers(fits, budget) if score != "loss" else [],
@@ -91,17 +95,19 @@ def _can_be_fitted(rungs: Sequence[Mapping[str, Any]]) -> bool:
     lengths: dict[int, set[float]] = {}
     for rung in rungs:
         lengths.setdefault(rung["parameters"], set()).add(rung["raw_tokens"])
-    return len(lengths) >= _AT_LEAST and min(map(len, lengths.values())) >= _AT_LEAST
+    return sum(len(of_size) >= _AT_LEAST for of_size in lengths.values()) >= _AT_LEAST
 
 
-def _repeats(
-    found: Fit[ScalingLaw], rungs: Sequence[Mapping[str, Any]], score: str
-) -> Fit[RepeatsLaw] | None:
-    """Fit what repeats are worth to the cells that read their text more than once; None if the law
-    was fitted to them, too, or if there are none.
-    """
-    once = _read_once(rungs)
-    points = [
+def _read_once(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the cells that read their text at most once."""
+    return [rung for rung in rungs if rung.get("epochs", 1.0) <= 1.0]
+
+
+def _repeated_points(
+    rungs: Sequence[Mapping[str, Any]], once: Sequence[Mapping[str, Any]], score: str
+) -> list[RepeatedPoint]:
+    """Return one point per seed of the cells to which the law was not fitted."""
+    return [
         RepeatedPoint(
             rung["parameters"], rung["raw_tokens"], rung["raw_tokens"] / rung["epochs"], value
         )
@@ -109,13 +115,6 @@ def _repeats(
         if rung not in once
         for value in _seeds(rung, score)
     ]
-    return fit_repeats(found, points) if points else None
-
-
-def _read_once(rungs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the cells that read their text at most once; all, if these are too few for a law."""
-    once = [rung for rung in rungs if rung.get("epochs", 1.0) <= 1.0]
-    return once if _can_be_fitted(once) else rungs
 
 
 def _points(rungs: Sequence[Mapping[str, Any]], score: str) -> list[Point]:
@@ -170,10 +169,18 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _described(
-    found: Fit[ScalingLaw], rungs: Sequence[Mapping[str, Any]], score: str
+    found: Fit[ScalingLaw],
+    rungs: Sequence[Mapping[str, Any]],
+    once: Sequence[Mapping[str, Any]],
+    score: str,
 ) -> dict[str, Any]:
-    """Return one objective's points, law and best sizes, in the form of report.json."""
-    law, repeats, once = found.law, _repeats(found, rungs, score), _read_once(rungs)
+    """Return one objective's points, law and best sizes, in the form of report.json.
+
+    Args:
+        once: the cells that the law was fitted to.
+    """
+    law, repeated = found.law, _repeated_points(rungs, once, score)
+    repeats = fit_repeats(found, repeated) if repeated else None
     budgets = sorted({float(f"{rung['flops']:.2g}") for rung in rungs})
 
     def with_interval(quantity: Callable[[ScalingLaw], float]) -> list[float | None]:
@@ -206,8 +213,8 @@ def _described(
         },
         "repeats": repeats
         and {
-            name: _bounded(getattr(repeats.law, name), repeats.interval(attrgetter(name)))
-            for name in ("tokens_decay", "parameters_decay")
+            name: _bounded(*decay) if decay else [None, None, None]
+            for name, decay in determined_decays(repeats, repeated).items()
         },
         "best": [
             {

@@ -12,6 +12,7 @@ with R*_N: they give N'.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +113,30 @@ def fit_repeats(
         for law, losses in zip(once.resampled, drawn, strict=True)
     )
     return Fit(best, resampled, min(once.freedom, freedom))
+
+
+def determined_decays(
+    found: Fit[RepeatsLaw], points: Sequence[RepeatedPoint]
+) -> dict[str, tuple[float, tuple[float, float]] | None]:
+    """Return R*_D and R*_N, each with its interval; None for one that the points do not determine:
+    if repeats hardly count, if they count as new, or if no model is larger than the best one for
+    its text.
+
+    Args:
+        points: those that the law was fitted to.
+    """
+    law, low, high = found.law, 2 * _RANGE[0], _RANGE[1] / 2
+    has_large = any(
+        point.parameters > law.law.best_size(min(point.tokens, point.unique)) for point in points
+    )
+    known = {
+        "tokens_decay": low < law.tokens_decay < high,
+        "parameters_decay": has_large and low < law.parameters_decay < high,
+    }
+    return {
+        name: (getattr(law, name), found.interval(attrgetter(name))) if is_known else None
+        for name, is_known in known.items()
+    }
 
 
 def _nearest(

@@ -63,7 +63,8 @@ def parts(scaling: Mapping[str, Any], headings: Mapping[str, str]) -> list[Part]
                 "Laws and lines are of text that is read once. In other runs, the text and its "
                 "repeats are worth U + U · R*_D · (1 − exp(−(D / U − 1) / R*_D)) new tokens, where "
                 "U is the size of the text; with R*_N, parameters beyond the best number for U "
-                "lose their worth in the same way (Muennighoff et al., 2023)."
+                "lose their worth in the same way (Muennighoff et al., 2023). R*_N also holds for "
+                "the first pass over a text, where the law leaves it out."
             )
         elif any(point.get("epochs", 1.0) > 1 for one in laws for point in one["points"]):
             made.append(

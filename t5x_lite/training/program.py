@@ -163,7 +163,7 @@ class Program:
         return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
 
     @cached_property
-    def rate(self) -> Callable[[int], np.ndarray]:
+    def rate(self) -> Callable[[int], np.generic]:
         """Learning rate as a function of the step, on the host."""
         return make_rates(self.schedule)
 

@@ -141,7 +141,7 @@ def make_schedule(
 _BLOCK = 1024
 
 
-def make_rates(schedule: Schedule) -> Callable[[int], np.ndarray]:
+def make_rates(schedule: Schedule) -> Callable[[int], np.generic]:
     """Return the learning rate as a function of the step, from 0, that runs outside of the train
     step: a program that is given its rate depends neither on the schedule nor on the run's length.
     """
@@ -154,7 +154,7 @@ def make_rates(schedule: Schedule) -> Callable[[int], np.ndarray]:
     def block(number: int) -> np.ndarray:
         return np.asarray(rates_from(np.int32(number * _BLOCK)))
 
-    def rate(step: int) -> np.ndarray:
+    def rate(step: int) -> np.generic:
         number, place = divmod(step, _BLOCK)
         return block(number)[place]
 

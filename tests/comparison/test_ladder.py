@@ -118,11 +118,14 @@ def of_text(cells, unique):
 
 def test_runs_that_read_their_text_again_show_what_that_is_worth(fitted):
     """The law itself is that of the others."""
-    cells = cells_of(sizes=(1e6, 2e6, 4e6), budgets=(1e11, 1e12, 2e12, 2e13, 1e14), gpt=GPT)
+    sizes = {"sizes": (1e6, 2e6, 4e6), "budgets": (1e11, 1e12, 2e12, 2e13, 1e14)}
+    cells = cells_of(gpt=GPT, **sizes)
+    # A smaller size that read its text once under one budget only changes nothing.
+    cells |= cells_of(gpt=GPT, sizes=(3e5,), budgets=(1e11, 2e13, 1e14))
     laws = laws_of(of_text(cells, unique=1.5e6))
     assert max(point.tokens for point in fitted[0]) < 1.5e6
     of_one = laws["loss"]["objectives"]["gpt, decoder"]
-    assert len([point for point in of_one["points"] if point["epochs"] > 1]) == 2 * 6
+    assert len([point for point in of_one["points"] if point["epochs"] > 1]) == 2 * 8
     for name, (value, low, high) in of_one["repeats"].items():
         assert value == pytest.approx(getattr(REPEATS, name), rel=1e-3), name
         assert low <= value <= high
@@ -133,6 +136,15 @@ def test_runs_that_read_their_text_again_show_what_that_is_worth(fitted):
     assert shown.heading == ["objective", "R*_D", "R*_N"]
     assert shown.rows == [["gpt, decoder", "4 (4 to 4)", "2 (2 to 2)"]]
     assert "Laws and lines are of text that is read once" in parts[-1]
+
+
+def test_laws_that_are_compared_count_repeats_alike(fitted):
+    """Too few cells of the second objective read their text once."""
+    sizes = {"sizes": (1e6, 2e6, 4e6), "budgets": (1e11, 1e12, 2e12, 2e13, 1e14)}
+    cells = of_text(cells_of(gpt=GPT, **sizes), unique=1.5e6)
+    laws = laws_of(cells | of_text(cells_of(bert=BERT, **sizes), unique=1e5))
+    assert [len(points) for points in fitted] == [2 * 15, 2 * 15]
+    assert {one["repeats"] for one in laws["loss"]["objectives"].values()} == {None}
 
 
 def test_where_too_few_read_their_text_once_repeats_count_as_new_text(fitted):

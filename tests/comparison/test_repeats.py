@@ -8,7 +8,12 @@ from operator import attrgetter
 import numpy as np
 import pytest
 
-from t5x_lite.comparison.repeats import RepeatedPoint, RepeatsLaw, fit_repeats
+from t5x_lite.comparison.repeats import (
+    RepeatedPoint,
+    RepeatsLaw,
+    determined_decays,
+    fit_repeats,
+)
 from t5x_lite.comparison.scaling import Fit, ScalingLaw
 
 # Of huggingface/datablations, README.md, "Parametric Fit"
@@ -97,6 +102,19 @@ def test_intervals_cover_the_uncertainty_of_the_law_itself():
         low, high = found.interval(attrgetter("tokens_decay"))
         widths.append(high / low)
     assert widths[1] > 1.5 * widths[0]
+
+
+def test_what_the_points_do_not_determine_has_no_value():
+    """No small model shows R*_N; and text that is as good as new is worth any large R*_D."""
+    once = Fit(TRUTH.law, (TRUTH.law,) * 4, freedom=9)
+    points = points_of(TRUTH, 0.001)
+    assert None not in determined_decays(fit_repeats(once, points), points).values()
+    small = [point for point in points if point.parameters < TRUTH.law.best_size(point.unique)]
+    decays = determined_decays(fit_repeats(once, small), small)
+    assert decays["parameters_decay"] is None
+    assert decays["tokens_decay"][0] == pytest.approx(TRUTH.tokens_decay, rel=0.1)
+    as_new = points_of(dataclasses.replace(TRUTH, tokens_decay=1e9))
+    assert determined_decays(fit_repeats(once, as_new), as_new)["tokens_decay"] is None
 
 
 def test_text_that_nobody_reads_again_is_worth_nothing_more():
