@@ -81,11 +81,11 @@ def seconds_of_steps(resolved, data) -> float:
         batches = loop.prefetch(
             partial(run.batch, run.batches), 0, LAST, resolved.config.data.workers
         )
-        for step, batch in enumerate(batches):
-            state, sums = run.train_step(state, batch, step)
+        for step, batch in enumerate(batches, 1):
+            state, sums = run.train_step(state, batch)
             jax.block_until_ready(pending)
             pending = sums
-            if step + 1 == FIRST:
+            if step == FIRST:
                 jax.block_until_ready(pending)
                 began = time.monotonic()
         jax.block_until_ready(pending)

@@ -46,14 +46,14 @@ run = Run(resolved, text_data(resolved, corpus))
 with run.within():
     state = run.fresh_state()
     batch = run.batch(run.batches, 0)
-    for step in range(3):
-        state, sums = run.train_step(state, batch, step)
+    for _ in range(3):
+        state, sums = run.train_step(state, batch)
     jax.block_until_ready(state)
     for line in sys.stdin:
         times = []
         for _ in range(int(line)):
             start = time.perf_counter()
-            state, sums = run.train_step(state, batch, 3)
+            state, sums = run.train_step(state, batch)
             jax.block_until_ready((state, sums))
             times.append(time.perf_counter() - start)
         rates = run.rates(statistics.median(times), 1)

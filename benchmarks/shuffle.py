@@ -47,7 +47,7 @@ def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
     with run.within():
         state = run.fresh_state()
         for step in range(steps):
-            state, _ = run.train_step(state, run.batch(run.batches, step), step)
+            state, _ = run.train_step(state, run.batch(run.batches, step))
         return run.evaluate(state.params)["loss"]
 
 

@@ -209,7 +209,7 @@ def losses(config, corpus, devices, steps):
     with run.within():
         state = run.fresh_state()
         for step in range(steps):
-            state, figures = run.train_step(state, run.batch(run.batches, step), step)
+            state, figures = run.train_step(state, run.batch(run.batches, step))
             made.append(mean_metrics(jax.device_get(figures["sums"]))["total_loss"])
     return np.array(made)
 
@@ -225,7 +225,7 @@ def train_steps(config, corpus, devices, steps):
         with run.within():
             state = run.fresh_state()
             for step in range(steps):
-                state, figures = run.train_step(state, run.batch(run.batches, step), step)
+                state, figures = run.train_step(state, run.batch(run.batches, step))
                 figures = jax.device_get(figures)
                 loss = mean_metrics(figures["sums"])["total_loss"]
                 made.append((loss, figures["gradient_norm"]))

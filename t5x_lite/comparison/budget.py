@@ -127,7 +127,7 @@ def seconds_per_step(resolved: Resolved, data: TextData) -> float:
         for step in range(1 + _TIMED_STEPS):
             batch = run.batch(run.batches, step)
             start = time.perf_counter()
-            state, metrics = run.train_step(state, batch, step)
+            state, metrics = run.train_step(state, batch)
             jax.block_until_ready(metrics)
             seconds.append(time.perf_counter() - start)
     return median(seconds[1:])

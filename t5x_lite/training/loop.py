@@ -142,20 +142,15 @@ class Run(Evaluator):
         self.frozen: Any = {}  # parameters that are not trained
 
     def train_step(
-        self,
-        state: TrainState,
-        batch: Row,
-        step: int,
-        limits: tuple[float, float] | None = None,
+        self, state: TrainState, batch: Row, limits: tuple[float, float] | None = None
     ) -> tuple[TrainState, dict]:
         """Do one step: (state, batch) → (state, metrics). The first call compiles. The memory of
         `state` is reused, so it must not be read again.
 
         Args:
-            step: number of the step, from 0: state.step, without waiting for the device to read it.
             limits: see make_train_step.
         """
-        arguments = state, batch, self._seed, self.program.rate(step), self.frozen
+        arguments = state, batch, self._seed, self.program.rate(state.step), self.frozen
         if limits is None:
             return self.program.computation.train_step(*arguments)
         on_host = tuple(np.float32(limit) for limit in limits)  # the same in all processes
@@ -165,12 +160,6 @@ class Run(Evaluator):
     def _seed(self) -> jax.Array:
         """The seed, on all devices."""
         return jax.device_put(np.uint32(self.resolved.config.seed), replicated(self.program.mesh))
-
-    @cached_property
-    def _first_rate(self) -> jax.Array:
-        """The learning rate of the first step, on all devices."""
-        first = self.program.rate(self.resolved.config.start.step)
-        return jax.device_put(first, replicated(self.program.mesh))
 
     def training_batch(self, events: Sequence[dict[str, Any]], step: int) -> Row:
         """Return the batch of a step (from 1), given the history of the run."""
@@ -190,12 +179,20 @@ class Run(Evaluator):
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
         draw_state = self.program.computation.draw_state
-        return self._counting_on(draw_state(self._seed, self._first_rate))
+        return self._counting_on(draw_state(self._seed, self._first_rate()))
 
     def _counting_on(self, state: TrainState) -> TrainState:
         """Let a stage count on from the steps before it."""
+        return state.replace(step=self._first_step())
+
+    def _first_step(self) -> jax.Array:
+        """Return the number of steps before the first one, on all devices."""
         before = np.int32(self.resolved.config.start.step)
-        return state.replace(step=jax.device_put(before, replicated(self.program.mesh)))
+        return jax.device_put(before, replicated(self.program.mesh))
+
+    def _first_rate(self) -> jax.Array:
+        """Return the learning rate of the first step, on all devices."""
+        return self.program.rate(self._first_step())
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         """Return the newest saved state or, if there is none, a fresh state, with the parameters of
@@ -234,7 +231,7 @@ class Run(Evaluator):
         say(report)
         trained, self.frozen = self.adaptation.split(params)
         first_state = program.computation.first_state
-        return self._counting_on(first_state(trained, self._first_rate))
+        return self._counting_on(first_state(trained, self._first_rate()))
 
     def whole(self, state: TrainState) -> Any:
         """Return the parameters that are evaluated, trained and frozen ones together."""
@@ -455,7 +452,7 @@ def _train_steps(
             # The first call compiles; every call returns before the step is computed.
             with log.watch("compile" if step == first + 1 else "step"), profile.around(step):
                 limits = health.limits(step) if config.training.skip_step else None
-                state, step_metrics = run.train_step(state, batch, step - 1, limits)
+                state, step_metrics = run.train_step(state, batch, limits)
             # Read the step before while this one computes, so that the device never waits.
             _read_metrics(run, log, heartbeat, health, pending)
             pending = step, step_metrics

@@ -3,7 +3,7 @@ rows, so they need neither text nor the devices: `train` runs them, and `plan` t
 them for devices of another machine.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -31,6 +31,7 @@ from t5x_lite.model.transformer import (
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
 from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for
+from t5x_lite.parallel.placement import replicated
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
@@ -38,7 +39,7 @@ from t5x_lite.training.averaging import check_average
 from t5x_lite.training.computation import Computation, shared, shared_evaluation
 from t5x_lite.training.loss import make_loss
 from t5x_lite.training.optimizer import make_optimizer
-from t5x_lite.training.schedules import Schedule, make_rates, make_schedule
+from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
     TrainState,
     parameter_shardings,
@@ -163,9 +164,16 @@ class Program:
         return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
 
     @cached_property
-    def rate(self) -> Callable[[int], np.generic]:
-        """Learning rate as a function of the step, on the host."""
-        return make_rates(self.schedule)
+    def rate(self) -> Any:
+        """Compiled function: step → learning rate, on all devices. It is not a part of the train
+        step, which depends neither on the schedule nor on the length of the run.
+        """
+
+        def rate(step: jax.Array) -> jax.Array:
+            value = self.schedule(step)
+            return jnp.asarray(value, value.dtype)  # of one type for all schedules
+
+        return jax.jit(rate, out_shardings=replicated(self.mesh))
 
     @property
     def attention(self) -> str:
@@ -218,7 +226,7 @@ class Program:
         batch = self._batch(self.resolved.config.data.batch_size, sharding=by_rows)
         # The state is also given as shapes, each with its sharding.
         state = jax.tree.map(_placed, self.shapes, self.shardings)
-        rate = jax.ShapeDtypeStruct((), jax.eval_shape(self.schedule, np.int32(0)).dtype)
+        rate = jax.eval_shape(self.rate, np.int32(0))
         train_step: Any = self.computation.train_step
         with self.within():
             return train_step.trace(state, batch, np.uint32(0), rate, self.frozen)

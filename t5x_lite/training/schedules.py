@@ -6,7 +6,6 @@ A schedule of your own needs no place here, only a config that names it by its m
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -135,27 +134,3 @@ def make_schedule(
         return config.learning_rate * jnp.where(n < warmup, during_warmup, after_warmup)
 
     return schedule
-
-
-# So many rates are computed at once.
-_BLOCK = 1024
-
-
-def make_rates(schedule: Schedule) -> Callable[[int], np.generic]:
-    """Return the learning rate as a function of the step, from 0, that runs outside of the train
-    step: a program that is given its rate depends neither on the schedule nor on the run's length.
-    """
-
-    @jax.jit
-    def rates_from(first: jax.Array) -> jax.Array:
-        return jax.vmap(schedule)(first + jnp.arange(_BLOCK, dtype=jnp.int32))
-
-    @lru_cache(maxsize=1)
-    def block(number: int) -> np.ndarray:
-        return np.asarray(rates_from(np.int32(number * _BLOCK)))
-
-    def rate(step: int) -> np.generic:
-        number, place = divmod(step, _BLOCK)
-        return block(number)[place]
-
-    return rate

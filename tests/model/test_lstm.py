@@ -222,7 +222,7 @@ def test_a_run_trains_both_decoders(make):
         state = run.fresh_state()
         before = jax.device_get(state.params)
         for step in range(2):
-            state, _ = run.train_step(state, run.batch(run.batches, step), step)
+            state, _ = run.train_step(state, run.batch(run.batches, step))
         evaluated = run.evaluate(state.params)
     assert {"loss", "backward_loss"} <= set(evaluated)
     for stack in ("decoder", "backward_decoder"):

@@ -170,10 +170,10 @@ def test_every_rule_can_leave_an_update_out(make, name, way):
         state = trained.fresh_state()
         batch = trained.batch(trained.batches, 0)
         before = jax.tree.map(np.array, state)
-        skipped, metrics = trained.train_step(state, batch, 0, (0.0, 0.0))
+        skipped, metrics = trained.train_step(state, batch, (0.0, 0.0))
         assert metrics["skipped"] == 1
         after = jax.tree.map(np.array, skipped)
-        changed, metrics = trained.train_step(skipped, batch, 1, (math.inf, math.inf))
+        changed, metrics = trained.train_step(skipped, batch, (math.inf, math.inf))
         assert metrics["skipped"] == 0
     assert after.step == before.step + 1
     kept = jax.tree.leaves((before.params, before.opt_state))

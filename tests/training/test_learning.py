@@ -56,7 +56,7 @@ def train_and_evaluate(make, objective, architecture, **more):
     with run.within():
         state = run.fresh_state()
         for step in range(STEPS):
-            state, figures = run.train_step(state, run.batch(run.batches, step), step)
+            state, figures = run.train_step(state, run.batch(run.batches, step))
         trained = mean_metrics(jax.device_get(figures["sums"]))
         return trained, run.evaluate(state.params), corpus
 

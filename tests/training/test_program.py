@@ -31,8 +31,8 @@ def test_what_is_lowered_without_data_is_the_step_of_a_run(make, objective, arch
     compiled = Program(run.resolved, run.batches.raw_tokens).trace().lower().compile()
     with run.within():
         batch = run.batch(run.batches, 0)
-        expected = run.train_step(run.fresh_state(), batch, 0)
-        seed, rate = np.uint32(run.resolved.config.seed), run.program.rate(0)
+        expected = run.train_step(run.fresh_state(), batch)
+        seed, rate = np.uint32(run.resolved.config.seed), run.program.rate(np.int32(0))
         found = compiled(run.fresh_state(), batch, seed, rate, {})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
