@@ -124,7 +124,7 @@ class _Worker:
         self._process: SpawnProcess | None = None
 
     def start(self, name: str, job: Job, log: Path) -> None:
-        """Start a job."""
+        """Send a job to the process, which is started if there is none."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self.connection, childs_end = context.Pipe()

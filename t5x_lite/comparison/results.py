@@ -125,11 +125,7 @@ def results_of(
         "tuning": dict(tuning),
         "texts": differing({cell.name: order_of_text(cell) for cell in cells}),
         "other_objectives": {name: _mean_losses(of) for name, of in of_runs.items() if of},
-        "spans": {
-            "count": len(spans),
-            "bytes": int(sample.sizes.sum()),
-            "passages": len(set(sample.clusters.tolist())),
-        },
+        "spans": _sizes_of_spans(sample),
         "span_ends": {name: ends_of_spans(of, sample.sizes) for name, of in of_runs.items()},
         "adapt_tokens": config.adapt_tokens,
         "papers": list(config.papers),
@@ -159,6 +155,15 @@ def _sizes_of(corpus: Corpus) -> dict[str, dict[str, Any]]:
     return {
         split: {key: corpus.manifest[split][key] for key in names}
         for split in ("train", "validation")
+    }
+
+
+def _sizes_of_spans(sample: Sample) -> dict[str, int]:
+    """Return how many spans there are, their bytes, and the passages that they come from."""
+    return {
+        "count": len(sample.sizes),
+        "bytes": int(sample.sizes.sum()),
+        "passages": len(set(sample.clusters.tolist())),
     }
 
 

@@ -1,4 +1,4 @@
-"""Decision accuracy against cases whose answer is known, and its table."""
+"""Decision accuracy in cases whose answer is known; test_run.py has its table."""
 
 import numpy as np
 import pytest
