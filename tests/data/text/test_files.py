@@ -236,7 +236,7 @@ TEXT = "The cat sat on the mat. " * 20
         (b"\x89PNG\r\n\x1a\n...", "is a PNG image"),
         (b"\x7fELF...", "is a program"),
         (
-            gzip.compress(TEXT.encode()),
+            gzip.compress(TEXT.encode(), mtime=0),
             "is compressed, expected text in UTF-8; let its name end in",
         ),
         (bz2.compress(TEXT.encode()), "let its name end in .bz2"),
