@@ -25,6 +25,7 @@ SPECS = [
     "masked_lm(noise_density=0.3)",
     "masked_lm(choice='word')",
     "masked_lm(choice='span')",
+    "masked_lm(choice='short_span')",
     "masked_lm(choice='salient')",
     "masked_lm(second='order')",
     "text_infilling(permute_sentences=True)",

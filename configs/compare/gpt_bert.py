@@ -14,7 +14,7 @@ import t5x_lite
 from t5x_lite.config import CompareConfig, default, variant
 
 RECIPES = {"tiny": "gpt_tiny", "small": "gpt2_small"}
-MASKS = "masked_next_token(noise_density=linear(0.3, 0.15))"
+MASKS = "masked_next_token(choice='short_span', noise_density=linear(0.3, 0.15))"
 OBJECTIVES = {
     "gpt": "causal_lm",
     "15_to_1": f"15 * causal_lm + {MASKS}",

@@ -20,12 +20,14 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 
 __all__ = ["example"]  # for the doctests
 
-# (tokens [rows, n], how many to choose [rows], rng, vocabulary) → mask of the chosen [rows, n]
-Choice = Callable[[Tokens, np.ndarray, RowRng, Vocabulary], Mask]
+# (tokens [rows, n], how many to choose [rows], rng, vocabulary) → mask of the chosen [rows, n], or
+# the spans that are replaced as a whole
+Choice = Callable[[Tokens, np.ndarray, RowRng, Vocabulary], Mask | noise.Spans]
 CHOICES: dict[str, Choice] = {
     "token": noise.random_tokens,
     "word": noise.whole_words,
     "span": noise.spans_of_words,
+    "short_span": noise.short_spans,
     "salient": noise.salient_spans,
 }
 
@@ -86,8 +88,10 @@ def masked_lm(
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
             most that many tokens (BERT's later release). "span": spans of words, exactly that many
             tokens, each span replaced as a whole (SpanBERT: Joshi et al., 2020, §3.1, and released
-            code). "salient": names, numbers and dates, at most that many tokens. A function of your
-            own: "my_module.my_choice", see docs/how-to/own-objective.md.
+            code). "short_span": the same with spans of 1 to 3 tokens (GPT-BERT: Charpentier and
+            Samuel, 2024, released code). "salient": names, numbers and dates, at most that many
+            tokens. A function of your own: "my_module.my_choice", see
+            docs/how-to/own-objective.md.
         second: read a sentence pair `[CLS] A [SEP] B [SEP]` from one document, with token types 0
             and 1 and a label. It is cut where a sentence or a line begins, if there is such a
             place. "next": in half of the rows B comes from another document; the label is 1 if B
@@ -255,15 +259,15 @@ def _masked(
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
     count = np.rint(ordinary * annealed(noise_density, rng)).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
-    choose = _find_choice(choice)
-    mask = choose(tokens, count, rng, vocabulary)
+    found = _find_choice(choice)(tokens, count, rng, vocabulary)
+    mask = found if found.dtype == bool else found >= 0
     chosen = Ragged.from_mask(tokens, mask)
 
     # By default, replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws
-    # for itself, except that all tokens of a span share one draw; adjacent spans count as one.
+    # for itself, except that all tokens of a span share one draw.
     row, draw = chosen.row_ids, chosen.positions
     slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
-    shared_draw = _span_ids(mask)[mask] if choose.target is noise.spans_of_words else draw
+    shared_draw = draw if found.dtype == bool else found[mask]
     uniform = rng.uniform(slots)[row, shared_draw]
     drawn = rng.integers(len(vocabulary.ordinary_ids), slots)[row, draw]
     random = vocabulary.ordinary_ids[drawn]
@@ -274,13 +278,6 @@ def _masked(
         [becomes_mask, becomes_random], [vocabulary["[MASK]"], random], chosen.values
     )
     return mask, noisy
-
-
-def _span_ids(mask: Mask) -> noise.Ids:
-    """Return the index of the span, a run of masked tokens, that each masked token belongs to."""
-    starts_span = mask.copy()
-    starts_span[:, 1:] &= ~mask[:, :-1]
-    return np.cumsum(starts_span, axis=1) - 1
 
 
 def _framed(tokens: Tokens, vocabulary: Vocabulary) -> tuple[Ragged, np.ndarray]:

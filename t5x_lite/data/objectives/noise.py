@@ -1,5 +1,5 @@
 """Choose the tokens that an objective masks. The main functions return a noise mask, bool
-[rows, n].
+[rows, n]; those that choose spans return `Spans`.
 
 "Words" and "sentences" are runs of tokens. They are numbered from 0 in each row, in int64 arrays
 [rows, n].
@@ -15,6 +15,9 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 Count = Integer[np.ndarray, "rows"]
 Ids = Int[np.ndarray, "rows n"]  # the word, sentence or span that each token belongs to
+Spans = (
+    Ids  # the same for masked spans, numbered from 0 in each row; -1 where a token is not masked
+)
 _LAST = ~np.uint64(0)  # a sort key that comes after all others
 
 
@@ -170,11 +173,11 @@ def geometric_lengths(
     return np.searchsorted(cumulative / cumulative[-1], uniform, side="right") + 1
 
 
-def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:
+def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Spans:
     """Mask spans of whole words until `count` [rows] tokens are masked (SpanBERT: Joshi et al.,
     2020, §3.1). Each span draws a length in words and a token that is not masked yet; the word of
     that token is the first of the span. A span is cut off at the end of the row, at a special id,
-    and when `count` is reached.
+    and when `count` is reached. Spans that touch are one.
     """
     rows, n = tokens.shape
     allowed = vocabulary.is_ordinary(tokens)
@@ -225,7 +228,40 @@ def spans_of_words(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabu
         is_new &= new_so_far <= np.repeat(new_before + remaining[row], sizes)
         mask[span[is_new]] = True
         remaining[row] -= np.add.reduceat(is_new, starts, dtype=np.int64)
-    return mask.reshape(rows, n)
+    mask = mask.reshape(rows, n)
+    return _numbered(mask, mask & ~after(mask))
+
+
+MAX_SHORT_SPAN_LENGTH = 3
+
+
+def short_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Spans:
+    """Divide each row into spans of 1 to 3 tokens, all lengths equally likely, and mask whole spans
+    in random order until `count` [rows] tokens are masked (GPT-BERT: Charpentier and Samuel, 2024,
+    released code). The last span is cut off when `count` is reached, and special ids are left out
+    of their spans. The paper's code masks the last span whole, and tokens that it masked often
+    before less often.
+    """
+    rows, n = tokens.shape
+    lengths = 1 + rng.integers(MAX_SHORT_SPAN_LENGTH, n)
+    begins = np.cumsum(lengths, axis=1) - lengths
+    starts = np.zeros((rows, n + 1), bool)  # the last column is for spans beyond the row
+    np.put_along_axis(starts, np.minimum(begins, n), True, 1)
+    starts = starts[:, :n]
+    span = np.cumsum(starts, axis=1) - 1
+
+    # Sort tokens by the keys of their spans, then by place, with special ids last.
+    keys = np.take_along_axis(rng.sort_keys(n), span, 1)
+    keys[~vocabulary.is_ordinary(tokens)] = _LAST
+    order = np.argsort(keys, axis=1, kind="stable")
+    mask = np.zeros((rows, n), bool)
+    np.put_along_axis(mask, order, np.arange(n) < np.asarray(count)[:, None], 1)
+    return _numbered(mask, mask & (starts | ~after(mask)))
+
+
+def _numbered(mask: Mask, starts: Mask) -> Spans:
+    """Number the spans of a mask, given the tokens at which they start."""
+    return np.where(mask, np.cumsum(starts, axis=1) - 1, -1)
 
 
 def salient_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Mask:

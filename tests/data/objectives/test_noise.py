@@ -100,6 +100,7 @@ def test_spanbert_positions_against_another_sampler():
     rows, count = 4000, 20
     tokens = text_rows(WORDS, rows)
     ours = noise.spans_of_words(tokens, np.full(rows, count), row_rng(1, rows), VOCABULARY)
+    ours = ours >= 0
     assert (ours.sum(1) == count).all()
 
     # A word holds the blank before it.
@@ -117,6 +118,46 @@ def test_spanbert_positions_against_another_sampler():
                 if row.sum() < count:
                     row[position] = 1
     assert share_that_differs(ours.mean(0), theirs.mean(0), rows) < 0.03
+
+
+def test_short_spans_against_another_sampler():
+    """GPT-BERT's: cut the row into spans of 1 to 3 tokens, and mask those with the lowest of
+    random numbers. Theirs masks the last span whole, up to two tokens more; here it is cut.
+    """
+    rows, n, count = 4000, 40, 12
+    tokens = text_rows("x" * n, rows)
+    spans = noise.short_spans(tokens, np.full(rows, count), row_rng(1, rows), VOCABULARY)
+    assert ((spans >= 0).sum(1) == count).all()
+
+    generator, theirs = np.random.default_rng(0), np.full((rows, n), -1)
+    for row in theirs:
+        span = np.repeat(np.arange(n), generator.integers(1, 4, n))[:n]
+        order = np.argsort(generator.random(n)[span], kind="stable")
+        row[order[:count]] = span[order[:count]]
+    for of_ours, of_theirs in zip(descriptions(spans), descriptions(theirs), strict=True):
+        assert share_that_differs(of_ours, of_theirs, rows) < 0.05
+
+
+def descriptions(spans):
+    """How often each token is masked, each length occurs, and a span touches the one before it."""
+    yield (spans >= 0).mean(0)
+    lengths = [np.bincount(np.bincount(row[row >= 0]), minlength=4)[1:] for row in spans]
+    yield (np.array(lengths) > 2).mean(0)
+    yield ((spans[:, 1:] != spans[:, :-1]) & (spans[:, 1:] >= 0) & (spans[:, :-1] >= 0)).mean(0)
+
+
+def test_short_spans_leave_out_special_ids():
+    tokens = text_rows("x" * 30, 50).astype(np.int32)
+    tokens[:, ::4] = VOCABULARY.eos
+    counts = np.arange(50) % 23
+    spans = noise.short_spans(tokens, counts, row_rng(0, 50), VOCABULARY)
+    assert ((spans >= 0).sum(1) == counts).all()
+    assert not (spans[:, ::4] >= 0).any()
+    for row in spans:
+        numbers = row[row >= 0]
+        assert (np.diff(numbers) >= 0).all()
+        assert set(numbers) == set(range(numbers.max(initial=-1) + 1))
+        assert np.bincount(numbers).max(initial=0) <= 3
 
 
 def test_whole_words_are_whole_and_equally_likely():
