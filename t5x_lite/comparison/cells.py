@@ -226,9 +226,11 @@ def plan_cells(
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations, config.score_curves)
             of_cell = plan_stages(budgeted, _directories(workdir, name + suffix, cell))
-            costs_and_seconds = costs[name], seconds[name]
+            # An objective whose options change during the run costs another step by step: counted
+            # again over the steps that the cell has now.
+            of_steps = tuple(step_cost(stage.resolved, stage.data) for stage in of_cell)
             planned.append(
-                Cell(name + suffix, budgeted, tuple(of_cell), *costs_and_seconds, baseline)
+                Cell(name + suffix, budgeted, tuple(of_cell), of_steps, seconds[name], baseline)
             )
     return planned
 

@@ -43,6 +43,25 @@ def of_two(text_file, **more) -> dict:
     }
 
 
+def test_cells_whose_masks_change_during_the_run_are_tuned(tmp_path, text_file):
+    """What a step costs depends on how many steps there are; a rate does not change it."""
+    cells = {
+        "gpt": {},
+        "both": {"objective": "causal_lm + masked_next_token(noise_density=linear(0.3, 0.15))"},
+    }
+    config = of_two(
+        text_file, cells=cells, match="flops", budget=1e9, tune={"optimizer.learning_rate": (0.1,)}
+    )
+    config["base"]["data"]["lengths"] = {"sequence_length": 40}
+    cells = planning.plan_cells(build_comparison(config), tmp_path)
+    assert len(tune.plan_tries(build_comparison(config), cells, tmp_path)) == 2
+    steps = cells[1].config.training.steps
+    again = planning.plan_cells(
+        build_comparison({**config, "budget": steps, "match": "steps"}), tmp_path
+    )
+    assert cells[1].costs == again[1].costs
+
+
 def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported(
     tmp_path, text_file
 ):
