@@ -54,7 +54,8 @@ class Asking:
 
     Attributes:
         split: the split whose examples are asked.
-        shots: number of solved training examples in the prompt, drawn with `seed`.
+        shots: number of solved training examples in the prompt.
+        seed: draws these examples.
         direction: score the answer given the question, or the question given the answer.
         limit: ask only the first `limit` examples; 0: all.
     """

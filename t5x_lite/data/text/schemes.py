@@ -73,7 +73,8 @@ class _DataSet(Scheme):
         for path in sorted(directory.rglob("*")) if directory.is_dir() else ():
             if path.is_file():
                 status = path.stat()
-                parts.append(f"{path.name} {status.st_size} {status.st_mtime}")
+                place = path.relative_to(directory)
+                parts.append(f"{place} {status.st_size} {status.st_mtime}")
         return "; ".join(parts)
 
 

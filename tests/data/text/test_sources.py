@@ -54,7 +54,12 @@ def test_a_data_set_on_this_machine_is_known_by_its_files(tmp_path, monkeypatch,
     assert before == sources.fingerprint(source)
     for name in ("set", "c4/en/3.1.0"):
         (tmp_path / name / "part").write_text("other")
-    assert sources.fingerprint(source) != before
+    changed = sources.fingerprint(source)
+    assert changed != before
+    for name in ("set", "c4/en/3.1.0"):
+        (tmp_path / name / "validation").mkdir()
+        (tmp_path / name / "part").rename(tmp_path / name / "validation" / "part")
+    assert sources.fingerprint(source) != changed
 
 
 def test_splits_of_a_data_set_may_be_added():
