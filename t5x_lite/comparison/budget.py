@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean, median
 from types import MappingProxyType
@@ -133,10 +134,11 @@ def seconds_per_step(resolved: Resolved, data: TextData) -> float:
     return median(seconds[1:])
 
 
+@cache
 def matmul_rate(dtype: str) -> float:
     """Measure the FLOP/s of matrix products on one device, and multiply by the number of devices.
 
-    The measurement takes a fraction of a second.
+    The measurement takes a fraction of a second, and is made once in a process.
     """
     size = 1024 if jax.default_backend() == "cpu" else 8192
     x = jnp.ones((size, size), dtype)

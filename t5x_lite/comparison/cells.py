@@ -47,7 +47,6 @@ from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.check import check_training
 from t5x_lite.training.checkpoint import KEPT
-from t5x_lite.training.computation import forget_programs
 from t5x_lite.training.run_directory import check_init_from
 from t5x_lite.training.stages import Stage, address_of, plan_stages
 
@@ -257,8 +256,6 @@ def _seconds_per_step(
         else:
             rate = matmul_rate(of_cell[-1].resolved.model.dtype)
             seconds[name] = tuple(cost.flops / rate for cost in costs[name])
-    # The cells are trained in other processes.
-    forget_programs()
     return seconds
 
 

@@ -24,6 +24,8 @@ from t5x_lite.config import Lengths
 from t5x_lite.config.files import build_comparison
 from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.errors import UserError
+from t5x_lite.training import computation
+from t5x_lite.training.step import make_train_step
 
 LENGTHS = {
     "bert": {"sequence_length": 42},
@@ -344,6 +346,21 @@ def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(tmp_path, written)
     out, _ = run(*written(match="flops", budget=0.0, seeds=5), "--dry-run")
     assert "matched by flops; 3 cells × 5 seeds" in out
     assert not (tmp_path / "run/gpt").exists()
+
+
+def test_a_step_that_was_timed_is_not_compiled_again(written, monkeypatch):
+    """Where cells are trained in the process that plans them."""
+    made = []
+
+    def counted(*args):
+        made.append(args)
+        return make_train_step(*args)
+
+    monkeypatch.setattr(computation, "make_train_step", counted)
+    cells = {"gpt": {"data": {"lengths": LENGTHS["gpt"]}}}
+    more = {"span_count": 0, "ngram": False, "other_objectives": False, "evaluations": 1}
+    run(*written(cells=cells, match="seconds", budget=0.01, blanks=[], spans=[], **more))
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("match", ["steps", "raw_tokens", "model_tokens", "flops", "seconds"])
