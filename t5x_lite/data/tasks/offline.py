@@ -6,7 +6,6 @@ split: 80 % train, 10 % validation, 10 % test.
 """
 
 import hashlib
-import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,7 @@ _SHORTEST, _LONGEST = 80, 400  # characters in a passage
 
 def which_module(split: str) -> Iterator[dict[str, Any]]:
     """Yield passages to classify: which module does this passage come from? One of MODULES."""
-    for path in library_modules():
-        module = _module_name(path)
+    for path, module in library_modules().items():
         if module in MODULES:
             for passage in _passages(path):
                 if _split_of(passage) == split:
@@ -64,12 +62,6 @@ def prose_or_code(split: str) -> Iterator[dict[str, Any]]:
 OFFLINE: dict[str, Callable[[str], Iterator[dict[str, Any]]]] = {
     function.__name__: function for function in (which_module, next_passage, prose_or_code)
 }
-
-
-def _module_name(path: Path) -> str:
-    """Return the module or package of the standard library that a file belongs to."""
-    root = Path(sysconfig.get_path("stdlib"))
-    return path.relative_to(root).parts[0].removesuffix(".py")
 
 
 @cache
