@@ -238,19 +238,44 @@ def config_file(tmp_path, text_file):
     return write
 
 
-@pytest.fixture(autouse=True)
-def own_programs(request):
-    """Tests that change code of the package share no compiled programs with others."""
-    may_change_code = "monkeypatch" in request.fixturenames
+def forget_programs():
+    """Forget what was compiled: the code that it came from is changed."""
+    computation = sys.modules.get("t5x_lite.training.computation")
+    if computation:
+        computation.forget_programs()
 
-    def forget():
-        computation = sys.modules.get("t5x_lite.training.computation")
-        if computation and may_change_code:
-            computation.forget_programs()
 
-    forget()
-    yield
-    forget()
+class Patches(pytest.MonkeyPatch):
+    """Changes that are undone after a test. A change of code forgets the programs that were
+    compiled from it, and so does undoing it; another directory or environment changes no code.
+    """
+
+    changes_code = False
+
+    def setattr(self, *args, **more):
+        self._forget()
+        super().setattr(*args, **more)
+
+    def setitem(self, mapping, name, value):
+        if mapping is not os.environ:
+            self._forget()
+        super().setitem(mapping, name, value)
+
+    def undo(self):
+        super().undo()
+        if self.changes_code:
+            self._forget()
+
+    def _forget(self):
+        self.changes_code = True
+        forget_programs()
+
+
+@pytest.fixture
+def monkeypatch():
+    """pytest's own fixture, with Patches."""
+    with Patches.context() as patches:
+        yield patches
 
 
 @pytest.fixture

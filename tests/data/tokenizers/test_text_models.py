@@ -1,4 +1,5 @@
 import json
+from functools import cache, wraps
 from itertools import islice
 
 import numpy as np
@@ -85,6 +86,13 @@ def write_vocab_txt(directory):
     return directory / "vocab.txt"
 
 
+def trained_once(train):
+    """Each caller gets a tokenizer of its own, which was trained once."""
+    trained = cache(lambda: train().to_str())
+    return wraps(train)(lambda: tokenizers.Tokenizer.from_str(trained()))
+
+
+@trained_once
 def train_byte_level_bpe():
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -99,6 +107,7 @@ def train_byte_level_bpe():
     return model
 
 
+@trained_once
 def train_unigram():
     model = tokenizers.Tokenizer(tokenizers.models.Unigram())
     model.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
