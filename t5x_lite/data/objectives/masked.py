@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -260,6 +260,7 @@ def _masked(
     count = np.rint(ordinary * annealed(noise_density, rng)).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
     found = _find_choice(choice)(tokens, count, rng, vocabulary)
+    _check_found(found, tokens, count, choice)
     mask = found if found.dtype == bool else found >= 0
     chosen = Ragged.from_mask(tokens, mask)
 
@@ -278,6 +279,28 @@ def _masked(
         [becomes_mask, becomes_random], [vocabulary["[MASK]"], random], chosen.values
     )
     return mask, noisy
+
+
+def _check_found(found: Any, tokens: Tokens, count: np.ndarray, choice: str) -> None:
+    """Reject what a choice of the user's own returned if it is neither a mask nor spans."""
+    expected = "expected a mask, bool [rows, n], or the number of each token's span, integers"
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "bi":
+        got = getattr(found, "dtype", type(found).__name__)
+        raise UserError(BAD_CONFIG, f"choice={choice}: returned {got}; {expected}")
+    if found.shape != tokens.shape:
+        got = f"returned shape {found.shape} for tokens of shape {tokens.shape}"
+        raise UserError(BAD_CONFIG, f"choice={choice}: {got}; {expected}")
+    is_mask = found.dtype == bool
+    more = (found if is_mask else found >= 0).sum(1) - count
+    if more.max(initial=0) > 0:
+        row = more.argmax()
+        got = f"chose {count[row] + more[row]} tokens of a row, expected at most {count[row]}"
+        fix = "" if is_mask else "; return bool if it is a mask, and -1 for tokens of no span"
+        raise UserError(BAD_CONFIG, f"choice={choice}: {got}{fix}")
+    if not is_mask and (found.max(1, initial=0) >= np.maximum(count, 1)).any():
+        got = f"numbered a span {found.max()}"
+        fix = "number the spans of each row from 0"
+        raise UserError(BAD_CONFIG, f"choice={choice}: {got}; {fix}")
 
 
 def _framed(tokens: Tokens, vocabulary: Vocabulary) -> tuple[Ragged, np.ndarray]:

@@ -87,6 +87,41 @@ def spans_of(choice, tokens, count):
     return CHOICES[choice](tokens, counts, row_rng(0, len(tokens)), VOCABULARY)
 
 
+@pytest.mark.parametrize(
+    ("name", "returned", "words"),
+    [
+        ("none", "None", "returned NoneType; expected a mask, bool"),
+        ("floats", "np.zeros(tokens.shape)", "returned float64; expected a mask, bool"),
+        ("row", "tokens[0] > 7", r"returned shape \(40,\) for tokens of shape \(3, 40\)"),
+        ("all", "tokens >= 0", "chose 40 tokens of a row, expected at most 6"),
+        ("integers", "tokens % 2", "chose 40 tokens of a row, .*; return bool if it is a mask"),
+        ("numbers", "np.where(tokens == 7, 6, -1)", "numbered a span 6; number .* from 0"),
+        ("fails", "1 / 0", r"objective masked_lm: failed on 3 windows .*ZeroDivisionError"),
+    ],
+)
+def test_a_choice_of_ones_own_is_held_to_its_contract(
+    write_module, own_code, name, returned, words
+):
+    code = (
+        f"import numpy as np\ndef {name}(tokens, count, rng, vocabulary):\n    return {returned}\n"
+    )
+    write_module("chooses", code)
+    with pytest.raises(UserError, match=words):
+        apply(f"masked_lm(choice='chooses.{name}')", repeated(window(40), 3))
+
+
+def test_a_choice_of_ones_own_may_return_spans(write_module, own_code):
+    code = "import numpy as np\ndef first(tokens, count, rng, vocabulary):\n"
+    code += "    place = np.arange(tokens.shape[1])\n"
+    code += "    return np.where(place < count[:, None], place // 3, -1)\n"
+    write_module("chooses", code)
+    (pairs,) = apply("masked_lm(choice='chooses.first', random_rate=0)", repeated(window(40), 300))
+    shown = np.array([pair.inputs[1:7] == SPECIAL["[MASK]"] for pair in pairs.each()])
+    assert (shown[:, :3] == shown[:, :1]).all()
+    assert (shown[:, 3:] == shown[:, 3:4]).all()
+    assert 0.5 < (shown[:, 0] == shown[:, 3]).mean() < 0.8
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_window_without_ordinary_tokens_is_not_scored(choice):
     (pair,) = apply_to_one(f"masked_lm(choice={choice!r})", np.full(9, VOCABULARY.eos))
