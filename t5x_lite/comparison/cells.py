@@ -34,6 +34,7 @@ from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.roles import BUDGET, settings_with
 from t5x_lite.config.schema import TRUNKS
 from t5x_lite.config.stages import each_stage
+from t5x_lite.data.objectives.mixture import members_of
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.store.corpus import Corpus
@@ -573,7 +574,10 @@ def _duration(seconds: float) -> str:
 
 def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
     """Return the extra evaluations that every run gets."""
-    objectives = dict.fromkeys(cell.resolved.config.objective for cell in cells)
+    # The validation of a mixture reads the whole text under each member, whatever their rates, so
+    # members say more than mixtures.
+    members = (members_of(cell.resolved.config.objective) for cell in cells)
+    objectives = dict.fromkeys(itertools.chain.from_iterable(members))
     return Questions(
         spans=spans_of(config, cells),
         adaptation=plan_adaptation(config.adapt_tokens, [cell.data.plan for cell in cells]),

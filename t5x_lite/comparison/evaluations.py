@@ -36,6 +36,7 @@ from t5x_lite.comparison.span_bits import (
 )
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config.files import build
+from t5x_lite.data.objectives.mixture import members_of
 from t5x_lite.data.rows.batches import TextData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.corpus import Corpus
@@ -152,8 +153,8 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     step = max(steps, default=0)
     digest = _digest(questions.spans)
     resolved, _ = run_directory.read(workdir)
-    own = resolved.config.objective
-    others = [objective for objective in questions.objectives if objective != own]
+    own = members_of(resolved.config.objective)
+    others = [objective for objective in questions.objectives if [objective] != own]
     members = whole_text_objectives(resolved.rows)
     tasks = [
         task

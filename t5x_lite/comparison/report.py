@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from t5x_lite.comparison.scores import (
     is_of_task,
     span_score,
 )
+from t5x_lite.data.objectives.mixture import members_of
 from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page, papers, tex
@@ -618,13 +620,14 @@ def _other_objectives(results: Results) -> list[Part]:
     others, cells = results["other_objectives"], results["cells"]
     if not any(others.values()):
         return []
-    objectives = list(dict.fromkeys(of["objective"] for of in cells.values()))
+    members = {cell: members_of(of["objective"]) for cell, of in cells.items()}
+    objectives = list(dict.fromkeys(chain.from_iterable(members.values())))
     rows: list[list[str | Bold]] = []
     for cell, of in cells.items():
         row: list[str | Bold] = [cell]
         for objective in objectives:
             loss, remark = others.get(cell, {}).get(objective), ""
-            if objective == of["objective"]:
+            if [objective] == members[cell]:
                 loss, remark = of["scores"].get("loss", {}).get("mean"), ", its own"
             row.append("–" if loss is None else f"{loss:.3f}{remark}")
         rows.append(row)

@@ -568,6 +568,10 @@ def test_a_mixture_is_asked_for_the_whole_text_in_each_way(tmp_path, text_file):
     assert both["bits_per_byte_bound"]["mean"] <= both["bits_per_byte"]["mean"]
     assert causal["bits_per_byte_bound"]["mean"] == causal["bits_per_byte"]["mean"]
     assert both["bits_per_byte"]["difference"]
+    # The table of other objectives has their members, not the mixture.
+    assert set(results["other_objectives"]["both"]) == {"causal_lm", "masked_diffusion"}
+    page = (tmp_path / "run/report.md").read_text()
+    assert "| model | causal_lm | masked_diffusion |" in page
 
     # The same parameters in a run of one objective, which do not change there.
     cell = study_cells.plan_cells(build_comparison(written), tmp_path / "run")[1]

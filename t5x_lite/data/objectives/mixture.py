@@ -171,3 +171,12 @@ def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
                     reason = f"the {name} of a row change when it is made again, alone"
                     fix = "take all random numbers from rng, and nothing from other rows"
                     raise UserError(BAD_CONFIG, f"{what}: {reason}; {fix}")
+
+
+def members_of(spec: str) -> list[str]:
+    """Return the objectives of a mixture as text, each once.
+
+    >>> members_of("15 * causal_lm + masked_next_token")
+    ['causal_lm', 'masked_next_token']
+    """
+    return list(dict.fromkeys(member for _, member in parse_sum(spec, "objective")))
