@@ -247,7 +247,7 @@ def forget_programs():
 
 class Patches(pytest.MonkeyPatch):
     """Changes that are undone after a test. A change of code forgets the programs that were
-    compiled from it, and so does undoing it; another directory or environment changes no code.
+    compiled from it, and so does undoing it. `chdir` and `setenv` change no code.
     """
 
     changes_code = False
@@ -256,10 +256,19 @@ class Patches(pytest.MonkeyPatch):
         self._forget()
         super().setattr(*args, **more)
 
-    def setitem(self, mapping, name, value):
-        if mapping is not os.environ:
+    def delattr(self, *args, **more):
+        self._forget()
+        super().delattr(*args, **more)
+
+    def setitem(self, dic, name, value):
+        if dic is not os.environ:
             self._forget()
-        super().setitem(mapping, name, value)
+        super().setitem(dic, name, value)
+
+    def delitem(self, dic, name, raising=True):
+        if dic is not os.environ and dic is not sys.modules:
+            self._forget()
+        super().delitem(dic, name, raising)
 
     def undo(self):
         super().undo()

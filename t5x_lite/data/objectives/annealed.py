@@ -62,7 +62,8 @@ def annealed(value: float | str, rng: RowRng) -> float | np.ndarray:
     if not isinstance(value, str):
         return value
     first, last = _ends(value, "")
-    return first + (last - first) * rng.progress
+    between = first * (1 - rng.progress) + last * rng.progress
+    return np.clip(between, min(first, last), max(first, last))  # whatever the rounding
 
 
 def largest(value: float | str) -> float:

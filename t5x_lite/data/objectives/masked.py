@@ -1,12 +1,11 @@
 """Masked language modelling: predict masked tokens from the text on both sides."""
 
 from collections.abc import Callable
-from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
-from t5x_lite.config.named import Named, OneOf
+from t5x_lite.config.named import OneOf
 from t5x_lite.config.ranges import Share
 from t5x_lite.data.objectives import noise
 from t5x_lite.data.objectives.annealed import AnnealedShare, annealed, largest
@@ -34,11 +33,6 @@ CHOICES: dict[str, Choice] = {
 
 ONE_OF_CHOICES = OneOf("choice", CHOICES)
 ChoiceName = Annotated[str, ONE_OF_CHOICES]
-
-
-@cache
-def _find_choice(name: str) -> Named:
-    return ONE_OF_CHOICES.find(name, "choice")
 
 
 def _masked_bound(
@@ -88,10 +82,10 @@ def masked_lm(
         choice: how to choose. "token": single tokens, exactly that many. "word": whole words, at
             most that many tokens (BERT's later release). "span": spans of words, exactly that many
             tokens, each span replaced as a whole (SpanBERT: Joshi et al., 2020, §3.1, and released
-            code). "short_span": the same with spans of 1 to 3 tokens (GPT-BERT: Charpentier and
-            Samuel, 2024, released code). "salient": names, numbers and dates, at most that many
-            tokens. A function of your own: "my_module.my_choice", see
-            docs/how-to/own-objective.md.
+            code). "short_span": spans of 1 to 3 tokens, which may cut words, exactly that many
+            tokens, each span replaced as a whole (GPT-BERT: Charpentier and Samuel, 2024).
+            "salient": names, numbers and dates, at most that many tokens. A function of your own:
+            "my_module.my_choice", see docs/how-to/own-objective.md.
         second: read a sentence pair `[CLS] A [SEP] B [SEP]` from one document, with token types 0
             and 1 and a label. It is cut where a sentence or a line begins, if there is such a
             place. "next": in half of the rows B comes from another document; the label is 1 if B
@@ -259,16 +253,15 @@ def _masked(
     ordinary = np.count_nonzero(vocabulary.is_ordinary(tokens), axis=1)
     count = np.rint(ordinary * annealed(noise_density, rng)).astype(np.int64)
     count = np.minimum(np.maximum(count, 1), ordinary)
-    found = _find_choice(choice)(tokens, count, rng, vocabulary)
-    _check_found(found, tokens, count, choice)
+    found = _choose(choice, tokens, count, rng, vocabulary)
     mask = found if found.dtype == bool else found >= 0
     chosen = Ragged.from_mask(tokens, mask)
 
     # By default, replace 80 % by [MASK] and 10 % by a random token, and keep 10 %. Each token draws
     # for itself, except that all tokens of a span share one draw.
     row, draw = chosen.row_ids, chosen.positions
-    slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     shared_draw = draw if found.dtype == bool else found[mask]
+    slots = _masked_bound(tokens.shape[1], noise_density=noise_density).targets
     uniform = rng.uniform(slots)[row, shared_draw]
     drawn = rng.integers(len(vocabulary.ordinary_ids), slots)[row, draw]
     random = vocabulary.ordinary_ids[drawn]
@@ -281,26 +274,42 @@ def _masked(
     return mask, noisy
 
 
-def _check_found(found: Any, tokens: Tokens, count: np.ndarray, choice: str) -> None:
-    """Reject what a choice of the user's own returned if it is neither a mask nor spans."""
+def _choose(
+    choice: str, tokens: Tokens, count: np.ndarray, rng: RowRng, vocabulary: Vocabulary
+) -> Mask | noise.Spans:
+    """Choose up to `count` [rows] ordinary tokens: a mask, or spans numbered from 0 in each row.
+
+    Raises:
+        UserError: if a function of the user's own returned anything else.
+    """
+    if choice in CHOICES:
+        return CHOICES[choice](tokens, count, rng, vocabulary)
+    function = ONE_OF_CHOICES.find(choice, "choice")  # as it is now: its module may have changed
+    chosen = np.asarray(function(tokens, count, rng, vocabulary))
     expected = "expected a mask, bool [rows, n], or the number of each token's span, integers"
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "bi":
-        got = getattr(found, "dtype", type(found).__name__)
-        raise UserError(BAD_CONFIG, f"choice={choice}: returned {got}; {expected}")
-    if found.shape != tokens.shape:
-        got = f"returned shape {found.shape} for tokens of shape {tokens.shape}"
+    if chosen.dtype.kind not in "bi":
+        raise UserError(BAD_CONFIG, f"choice={choice}: returned {chosen.dtype}; {expected}")
+    if chosen.shape != tokens.shape:
+        got = f"returned shape {chosen.shape} for tokens of shape {tokens.shape}"
         raise UserError(BAD_CONFIG, f"choice={choice}: {got}; {expected}")
-    is_mask = found.dtype == bool
-    more = (found if is_mask else found >= 0).sum(1) - count
-    if more.max(initial=0) > 0:
-        row = more.argmax()
-        got = f"chose {count[row] + more[row]} tokens of a row, expected at most {count[row]}"
-        fix = "" if is_mask else "; return bool if it is a mask, and -1 for tokens of no span"
+    mask = chosen if chosen.dtype == bool else chosen >= 0
+    excess = mask.sum(1) - count
+    if excess.max(initial=0) > 0:
+        row = excess.argmax()
+        got = f"chose {count[row] + excess[row]} tokens of a row, expected at most {count[row]}"
+        fix = (
+            "" if chosen is mask else "; return bool if it is a mask, and -1 for tokens of no span"
+        )
         raise UserError(BAD_CONFIG, f"choice={choice}: {got}{fix}")
-    if not is_mask and (found.max(1, initial=0) >= np.maximum(count, 1)).any():
-        got = f"numbered a span {found.max()}"
-        fix = "number the spans of each row from 0"
-        raise UserError(BAD_CONFIG, f"choice={choice}: {got}; {fix}")
+    if (mask & ~vocabulary.is_ordinary(tokens)).any():
+        fix = "choose where vocabulary.is_ordinary(tokens)"
+        raise UserError(BAD_CONFIG, f"choice={choice}: chose a special id; {fix}")
+    if chosen is mask:
+        return mask
+    spans = chosen.astype(np.int64)
+    for row, is_chosen in zip(spans, mask, strict=True):  # spans may have any numbers
+        row[is_chosen] = np.unique(row[is_chosen], return_inverse=True)[1]
+    return spans
 
 
 def _framed(tokens: Tokens, vocabulary: Vocabulary) -> tuple[Ragged, np.ndarray]:

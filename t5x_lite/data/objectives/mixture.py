@@ -41,7 +41,7 @@ class Objective(Named):
         """Turn windows [rows, n], or [rows, 2, n] for an objective that reads two windows, into a
         tuple of one or two Pairs.
         """
-        if self._has_own_code:
+        if self.has_own_code:
             return self.checked(tokens, rng, vocabulary)
         return self._parts(tokens, rng, vocabulary)  # tests check it against the contract
 
@@ -78,7 +78,7 @@ class Objective(Named):
             return self.target.traits(**self.options)
 
     @cached_property
-    def _has_own_code(self) -> bool:
+    def has_own_code(self) -> bool:
         """True if the objective, or a function that an option names, is the user's own."""
         options = (value for value in self.options.values() if isinstance(value, str))
         return self.name not in OBJECTIVES or bool(named_code(*options))
@@ -159,7 +159,7 @@ def dry_run(objective: Objective, window: int, vocabulary: Vocabulary) -> None:
     tokens = np.full(shape, vocabulary.ordinary_ids[0], np.int32)
     what = f"objective {objective.name}"
     together = objective.checked(tokens, RowRng(0, np.arange(_ROWS)), vocabulary)
-    if objective.name in OBJECTIVES:
+    if not objective.has_own_code:
         return
     # A row must be a function of its tokens and its random numbers, and of nothing else.
     for row in range(_ROWS):

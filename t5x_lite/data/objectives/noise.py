@@ -15,9 +15,8 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 
 Count = Integer[np.ndarray, "rows"]
 Ids = Int[np.ndarray, "rows n"]  # the word, sentence or span that each token belongs to
-Spans = (
-    Ids  # the same for masked spans, numbered from 0 in each row; -1 where a token is not masked
-)
+# The masked span of each token, numbered from 0 in each row; -1 for tokens that are not masked
+Spans = Ids
 _LAST = ~np.uint64(0)  # a sort key that comes after all others
 
 
@@ -237,10 +236,12 @@ MAX_SHORT_SPAN_LENGTH = 3
 
 def short_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabulary) -> Spans:
     """Divide each row into spans of 1 to 3 tokens, all lengths equally likely, and mask whole spans
-    in random order until `count` [rows] tokens are masked (GPT-BERT: Charpentier and Samuel, 2024,
-    released code). The last span is cut off when `count` is reached, and special ids are left out
-    of their spans. The paper's code masks the last span whole, and tokens that it masked often
-    before less often.
+    in random order until `count` [rows] tokens are masked (GPT-BERT: Charpentier and Samuel, 2024).
+    The last span is cut off when `count` is reached; a special id ends a span and is never masked.
+
+    The authors' code does this when it first reads a text, but masks the last span whole and rounds
+    the count at random. When it reads the text again, tokens that were masked before are masked
+    less often, which also cuts spans.
     """
     rows, n = tokens.shape
     lengths = 1 + rng.integers(MAX_SHORT_SPAN_LENGTH, n)
@@ -255,7 +256,7 @@ def short_spans(tokens: Tokens, count: Count, rng: RowRng, vocabulary: Vocabular
     keys[~vocabulary.is_ordinary(tokens)] = _LAST
     order = np.argsort(keys, axis=1, kind="stable")
     mask = np.zeros((rows, n), bool)
-    np.put_along_axis(mask, order, np.arange(n) < np.asarray(count)[:, None], 1)
+    np.put_along_axis(mask, order, np.arange(n) < count[:, None], 1)
     return _numbered(mask, mask & (starts | ~after(mask)))
 
 

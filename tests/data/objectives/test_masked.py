@@ -19,6 +19,8 @@ from objective_cases import (
 
 from t5x_lite.config import Data, Lengths, Model, RunConfig
 from t5x_lite.data.objectives.masked import CHOICES
+from t5x_lite.data.objectives.mixture import dry_run, parse_objective
+from t5x_lite.data.rng import RowRng
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.errors import UserError
@@ -90,12 +92,16 @@ def spans_of(choice, tokens, count):
 @pytest.mark.parametrize(
     ("name", "returned", "words"),
     [
-        ("none", "None", "returned NoneType; expected a mask, bool"),
+        ("none", "None", "returned object; expected a mask, bool"),
+        (
+            "special",
+            f"tokens == {VOCABULARY.eos}",
+            "chose a special id; choose where vocabulary.is_ordinary",
+        ),
         ("floats", "np.zeros(tokens.shape)", "returned float64; expected a mask, bool"),
         ("row", "tokens[0] > 7", r"returned shape \(40,\) for tokens of shape \(3, 40\)"),
         ("all", "tokens >= 0", "chose 40 tokens of a row, expected at most 6"),
         ("integers", "tokens % 2", "chose 40 tokens of a row, .*; return bool if it is a mask"),
-        ("numbers", "np.where(tokens == 7, 6, -1)", "numbered a span 6; number .* from 0"),
         ("fails", "1 / 0", r"objective masked_lm: failed on 3 windows .*ZeroDivisionError"),
     ],
 )
@@ -106,14 +112,24 @@ def test_a_choice_of_ones_own_is_held_to_its_contract(
         f"import numpy as np\ndef {name}(tokens, count, rng, vocabulary):\n    return {returned}\n"
     )
     write_module("chooses", code)
+    tokens = repeated(window(40), 3)
+    tokens[:, 8] = VOCABULARY.eos if name == "special" else tokens[:, 8]
     with pytest.raises(UserError, match=words):
-        apply(f"masked_lm(choice='chooses.{name}')", repeated(window(40), 3))
+        apply(f"masked_lm(choice='chooses.{name}')", tokens)
+
+
+def test_a_choice_of_ones_own_depends_on_its_row_alone(write_module, own_code):
+    code = "import numpy as np\ndef first(tokens, count, rng, vocabulary):\n"
+    code += "    return (tokens >= 0) & (np.arange(9) == 0) & (len(tokens) > 1)\n"
+    write_module("chooses", code)
+    with pytest.raises(UserError, match="of a row change when it is made again, alone"):
+        dry_run(parse_objective("masked_lm(choice='chooses.first')"), 9, VOCABULARY)
 
 
 def test_a_choice_of_ones_own_may_return_spans(write_module, own_code):
     code = "import numpy as np\ndef first(tokens, count, rng, vocabulary):\n"
     code += "    place = np.arange(tokens.shape[1])\n"
-    code += "    return np.where(place < count[:, None], place // 3, -1)\n"
+    code += "    return np.where(place < count[:, None], 70 - place // 3, -1)\n"
     write_module("chooses", code)
     (pairs,) = apply("masked_lm(choice='chooses.first', random_rate=0)", repeated(window(40), 300))
     shown = np.array([pair.inputs[1:7] == SPECIAL["[MASK]"] for pair in pairs.each()])
@@ -126,6 +142,15 @@ def test_a_choice_of_ones_own_may_return_spans(write_module, own_code):
 def test_a_window_without_ordinary_tokens_is_not_scored(choice):
     (pair,) = apply_to_one(f"masked_lm(choice={choice!r})", np.full(9, VOCABULARY.eos))
     assert len(pair.targets) == 0
+
+
+@pytest.mark.parametrize("first", [0.03, 0.07, 0.3])
+def test_a_rate_that_rises_ends_at_its_bound(first):
+    """0.03 + (0.3 - 0.03) is more than 0.3, and 15 tokens have four or five masked."""
+    objective = parse_objective(f"masked_lm(noise_density=linear({first}, 0.3))")
+    rng = RowRng(0, np.arange(4), progress=1.0)
+    (pairs,) = objective(repeated(window(15), 4), rng, VOCABULARY)
+    assert (pairs.targets.lengths == objective.bound(15).targets).all()
 
 
 @pytest.mark.parametrize("second", ["next", "order"])
