@@ -62,7 +62,7 @@ class Cell(NamedTuple):
         config: settings of its first seed, with the steps that the budget buys.
         stages: its stages, with the settings of the first seed; a single one if the config has no
             stages.
-        costs: cost of a step of each stage.
+        costs: mean cost of a step of each stage.
         seconds_per_step: seconds per step of each stage: measured on this machine, or a lower bound
             if no step count depends on them.
         baseline: name of the cell that it is compared with: the first one under the same budget.
@@ -226,11 +226,11 @@ def plan_cells(
         for name, cell in cells.items():
             budgeted = with_budget(cell, steps[name], config.evaluations, config.score_curves)
             of_cell = plan_stages(budgeted, _directories(workdir, name + suffix, cell))
-            # An objective whose options change during the run costs another step by step: counted
-            # again over the steps that the cell has now.
-            of_steps = tuple(step_cost(stage.resolved, stage.data) for stage in of_cell)
+            # Where an objective's options change during the run, the mean cost of a step depends on
+            # the number of steps, so it is counted again.
+            costs_now = tuple(step_cost(stage.resolved, stage.data) for stage in of_cell)
             planned.append(
-                Cell(name + suffix, budgeted, tuple(of_cell), of_steps, seconds[name], baseline)
+                Cell(name + suffix, budgeted, tuple(of_cell), costs_now, seconds[name], baseline)
             )
     return planned
 

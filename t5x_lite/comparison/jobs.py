@@ -16,7 +16,6 @@ from t5x_lite.errors import IO_ERROR, UserError
 from t5x_lite.manifest import Level, verification, verification_level
 from t5x_lite.progress import say
 from t5x_lite.signals import Stopped, stop_on_signals
-from t5x_lite.training.computation import forget_programs
 from t5x_lite.workers import end_with_parent
 
 _SECONDS_BETWEEN_LOOKS = 0.5  # how often the output of the jobs is read
@@ -47,7 +46,6 @@ def run_jobs(jobs: Mapping[str, Job], at_once: int, logs: Path) -> dict[str, Use
     Raises:
         Stopped: on SIGTERM and SIGHUP, once all jobs have ended.
     """
-    forget_programs()  # of cells whose steps were timed: the jobs run in other processes
     workers = [_Worker(share) for share in _equal_shares(at_once)]
     logs.mkdir(parents=True, exist_ok=True)
     waiting = dict(jobs)

@@ -50,6 +50,7 @@ from t5x_lite.progress import say
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve, text_data
 from t5x_lite.training import run_directory
+from t5x_lite.training.computation import forget_programs
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage, train_stages
 
@@ -138,6 +139,8 @@ def _train_and_report(
     cells, runs, questions = plan_comparison(config, workdir, only)
     tries = plan_tries(config, cells, workdir)
     say(plan_in_words(config, cells, len(tries), at_least=config.match != "seconds"))
+    if jobs > 1:
+        forget_programs()  # of timed steps: everything is trained in other processes
 
     # Tune the cells that are trained here, and plan their runs again with the chosen values.
     trained = {run.cell.name for run in _chosen(runs, only)}

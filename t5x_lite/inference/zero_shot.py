@@ -55,7 +55,7 @@ class Asking:
     Attributes:
         split: the split whose examples are asked.
         shots: number of solved training examples in the prompt.
-        seed: draws these examples.
+        seed: seed for drawing these examples.
         direction: score the answer given the question, or the question given the answer.
         limit: ask only the first `limit` examples; 0: all.
     """

@@ -65,7 +65,7 @@ class _DataSet(Scheme):
         """Return the directory of the data set, if its address names one."""
 
     def fingerprint(self, address: str, where: str) -> str:
-        """Return names, sizes and times of the data set's files, if the address names a directory
+        """Return paths, sizes and times of the data set's files, if the address names a directory
         on this machine.
         """
         parts = []
