@@ -1,11 +1,13 @@
 """BERT's objective, GPT's, or both? One decoder learns to predict the next word, or masked words
 with all other words visible, or a mixture of both (a small version of Charpentier and Samuel, 2024,
-"GPT or BERT: why not both?"). As in the paper, the mask rate falls from 30 to 15 % of the tokens.
-The paper finds the mixture better than either objective, at any ratio.
+"GPT or BERT: why not both?"). As in the paper, spans of one to three tokens are masked, and their
+share falls from 30 to 15 % of the tokens. The paper finds the mixture better than either objective,
+at any ratio.
 
-`:tiny` is gpt_tiny with Muon; docs/compared.md has a table of three of its cells, made when the
-mask rate was constant. `:small` has GPT-2's size and recipe. It needs a GPU and 100 million words
-of your own, as in the BabyLM challenge, and was not trained here. On the built-in text:
+`:tiny` is gpt_tiny with Muon; docs/compared.md has two of its cells, and a table of three, made
+when single tokens were masked at a constant rate. `:small` has GPT-2's size and recipe. It needs a
+GPU and 100 million words of your own, as in the BabyLM challenge, and was not trained here. On the
+built-in text:
 
 python -m t5x_lite compare --config=compare/gpt_bert --workdir=DIR --jobs=2
 """
