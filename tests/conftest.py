@@ -291,13 +291,11 @@ def monkeypatch():
 def exchange(monkeypatch):
     """A function that puts a module of the test's into a table of a block's parts."""
     from t5x_lite.model import transformer
-    from t5x_lite.training import computation
 
     def forget():
         for function in vars(transformer).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
-        computation.forget_programs()
 
     def put(table, name, part):
         monkeypatch.setitem(table, name, part)

@@ -1,6 +1,6 @@
 """BERT's objective, GPT's, or both? One decoder learns to predict the next word, or masked words
 with all other words visible, or a mixture of both (a small version of Charpentier and Samuel, 2024,
-"GPT or BERT: why not both?"). As in the paper, spans of one to three tokens are masked, and their
+"GPT or BERT: why not both?"). As in its code, spans of one to three tokens are masked, and their
 share falls from 30 to 15 % of the tokens. The paper finds the mixture better than either objective,
 at any ratio.
 

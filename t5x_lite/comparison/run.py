@@ -140,7 +140,7 @@ def _train_and_report(
     tries = plan_tries(config, cells, workdir)
     say(plan_in_words(config, cells, len(tries), at_least=config.match != "seconds"))
     if jobs > 1:
-        forget_programs()  # of timed steps: everything is trained in other processes
+        forget_programs()  # those of timed steps: other processes train everything
 
     # Tune the cells that are trained here, and plan their runs again with the chosen values.
     trained = {run.cell.name for run in _chosen(runs, only)}

@@ -82,7 +82,7 @@ def find_files(source: str, key: str = "data.source") -> list["OpenFile"] | None
 def fingerprint(source: str, key: str = "data.source") -> str:
     """Return a line that changes when the text does.
 
-    It holds the Python version, or names, sizes and times of files. For a function or a generated
+    It holds the Python version, or paths, sizes and times of files. For a function or a generated
     language, it holds a hash of the file with the code. For a data set that is not on this machine,
     it holds only the name.
     """
