@@ -297,9 +297,7 @@ def _choose(
     if excess.max(initial=0) > 0:
         row = excess.argmax()
         got = f"chose {count[row] + excess[row]} tokens of a row, expected at most {count[row]}"
-        fix = (
-            "" if chosen is mask else "; return bool if it is a mask, and -1 for tokens of no span"
-        )
+        fix = "" if chosen is mask else "; return bool for a mask, and -1 for tokens of no span"
         raise UserError(BAD_CONFIG, f"choice={choice}: {got}{fix}")
     if (mask & ~vocabulary.is_ordinary(tokens)).any():
         fix = "choose where vocabulary.is_ordinary(tokens)"

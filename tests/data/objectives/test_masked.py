@@ -101,7 +101,7 @@ def spans_of(choice, tokens, count):
         ("floats", "np.zeros(tokens.shape)", "returned float64; expected a mask, bool"),
         ("row", "tokens[0] > 7", r"returned shape \(40,\) for tokens of shape \(3, 40\)"),
         ("all", "tokens >= 0", "chose 40 tokens of a row, expected at most 6"),
-        ("integers", "tokens % 2", "chose 40 tokens of a row, .*; return bool if it is a mask"),
+        ("integers", "tokens % 2", "chose 40 tokens of a row, .*; return bool for a mask"),
         ("fails", "1 / 0", r"objective masked_lm: failed on 3 windows .*ZeroDivisionError"),
     ],
 )
