@@ -209,7 +209,7 @@ def _from_text(value: Any, kind: Any, key: str) -> Any:
     """Read text as a literal if a number, a list or a bool is expected. Text that is not a literal
     stays text. A list may also be given as `a, b`.
     """
-    if wants_text(kind) or not isinstance(value, str):
+    if not isinstance(value, str) or wants_text(kind):
         return value
     members = get_args(list_type(kind))
     if members and wants_text(members[0]) and value[:1] not in ("(", "["):

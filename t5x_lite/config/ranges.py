@@ -99,9 +99,10 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
     Traceback (most recent call last):
     t5x_lite.errors.UserError: model.norm: got 'layr_norm'; did you mean layer_norm?
     """
-    if kind is Any:
+    if kind is Any or (kind is type(value) and kind in (bool, int, str)):
         return value
-    if get_origin(kind) is Literal:
+    origin = get_origin(kind)
+    if origin is Literal:
         choices = get_args(kind)
         if (type(value), value) not in [(type(choice), choice) for choice in choices]:
             named = (
@@ -109,17 +110,17 @@ def check_value(value: Any, kind: Any, key: str) -> Any:
             )
             raise UserError(BAD_CONFIG, f"{key}: got {value!r}; {named}")
         return value
-    if get_origin(kind) is Annotated:
+    if origin is Annotated:
         base, *metadata = get_args(kind)
         value = check_value(value, base, key)
         for part in metadata:
             if isinstance(part, Check):
                 part.check(value, key)
         return value
-    if get_origin(kind) in (Union, UnionType):
+    if origin in (Union, UnionType):
         return _check_union(value, kind, key)
     members = get_args(kind)  # of tuple[str, ...]
-    kind = get_origin(kind) or kind  # of list[int], list
+    kind = origin or kind  # of list[int], list
     if kind is float and type(value) is int:
         # A whole number that is too large for a float becomes infinite, like 1e999.
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
