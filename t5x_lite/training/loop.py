@@ -137,7 +137,7 @@ class Run(Evaluator):
         # data.epochs may end the run before training.steps.
         resolved = with_steps_of(resolved, self.batches)
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
-        self.kept = _steps_to_keep(self.resolved.config, self.batches)
+        self.kept = _steps_to_keep(self.resolved.config, self.batches, self.resolved.steps)
         self.adaptation = self.program.adaptation
         self.frozen: Any = {}  # parameters that are not trained
 
@@ -282,8 +282,11 @@ class KeptSteps:
         return step in self.more or (isinstance(step, int) and is_due(step, self.every))
 
 
-def _steps_to_keep(config: RunConfig, batches: Batches) -> KeptSteps:
+def _steps_to_keep(config: RunConfig, batches: Batches, steps: int) -> KeptSteps:
     """Return the steps that training.keep_every and training.keep_at name.
+
+    Args:
+        steps: the last step of the run.
 
     Raises:
         UserError: if these are words, and the words of the text were not counted.
@@ -311,8 +314,10 @@ def _steps_to_keep(config: RunConfig, batches: Batches) -> KeptSteps:
                 continue
             rest = Amount(amount.number - before, amount.unit)
             step = config.start.step + rest.to_steps(in_a_step)
-        if step > config.training.steps:
-            after = f"{text} would be step {step:,}, after the last, {config.training.steps:,}"
+        if config.data.epochs and step == steps + 1:  # epochs end with the last whole batch
+            step = steps
+        if step > steps:
+            after = f"{text} would be step {step:,}, after the last, {steps:,}"
             say(f"training.keep_at: {after}")
         more.add(step)
     return KeptSteps(config.training.keep_every, frozenset(more))

@@ -397,6 +397,27 @@ def test_the_first_step_is_the_nearest_to_the_smallest_amounts(several, tmp_path
     assert json.loads(out)["step"] == 1
 
 
+def test_the_end_of_the_last_epoch_is_kept_as_that_much_text(config_file, text_file, tmp_path):
+    """Epochs end with a whole batch, which is less text than they have; more text is after them."""
+    words = len(text_file.read_text().split())
+    (tmp_path / "held_out.txt").write_text(sentences(40, seed=1))
+    held_out = {"data.validation_source": str(tmp_path / "held_out.txt")}
+    config = config_file(**held_out, **{"data.epochs": 3})
+    command = ("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    command += ("--config.training.steps=100000", "--config.training.log_every=1000")
+    amounts = [f"{number * words}-words" for number in (1, 3, 4)]
+    out, _ = run(*command, f"--config.training.keep_at=({','.join(map(repr, amounts))})")
+    kept = saved_steps(tmp_path / "run")
+    assert f"{amounts[2]} would be step" in out
+    assert amounts[1] not in out
+    assert kept == [round(kept[1] / 3), kept[1]]
+    for amount, step in zip(amounts, kept, strict=False):
+        out, _ = run("evaluate", f"--workdir={tmp_path / 'run'}@{amount}", "--json")
+        assert json.loads(out)["step"] == step
+    out, _ = run(*command, "--config.data.epochs=4")
+    assert "data.epochs: 3 before, 4 now: from here on the learning rate decays" in out
+
+
 def test_a_run_may_start_from_a_kept_step(several, tmp_path):
     command = ("train", f"--config={several / 'config.py'}", "--config.training.steps=1")
     base = f"--config.init_from={several / 'run'}"
