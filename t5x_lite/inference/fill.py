@@ -23,16 +23,20 @@ from t5x_lite.training.run_directory import LoadedModel
 _BLANK = re.compile(r" ?_{3,}")  # tokens include the space before a word, so a blank does too
 
 
+def has_blank(text: str) -> bool:
+    """Return True if a text has a blank, ___."""
+    return _BLANK.search(text) is not None
+
+
 def split_at_blanks(loaded: LoadedModel, text: str) -> list[np.ndarray]:
     """Split a text at its blanks; return the ids of each part.
 
     Raises:
         UserError: if the text has no blank.
     """
-    parts = _BLANK.split(text)
-    if len(parts) < 2:
+    if not has_blank(text):
         raise UserError(USAGE, f"{text!r} has no blank; write one as ___")
-    return [loaded.tokenizer.encode(part) for part in parts]
+    return [loaded.tokenizer.encode(part) for part in _BLANK.split(text)]
 
 
 def before_sentinels(loaded: LoadedModel) -> list[int]:

@@ -20,7 +20,7 @@ from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
-from t5x_lite.inference.fill import before_sentinels, split_at_blanks
+from t5x_lite.inference.fill import before_sentinels, has_blank, split_at_blanks
 from t5x_lite.inference.generate import encode_prompts, first_and_rest
 from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.model import transformer
@@ -51,36 +51,65 @@ def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Scor
     pieces, each given the context but not the pieces before it. A prefix decoder and an
     encoder-decoder need a context, which they read bidirectionally.
 
-    Without a context, a masked language model computes the pseudo-log-likelihood of each text: each
-    token given all others (Salazar et al., 2020). With a context, the text fills the context's only
-    blank (___) and is scored by the chain rule: from left to right, each token given those filled
-    in before it.
+    Models that fill gaps, with masks or as T5 with sentinels, need none: without a context, they
+    compute the pseudo-log-likelihood of each text, each token given all others (Salazar et al.,
+    2020). With a context, the text fills its blank (___). For a model with masks there must be one,
+    and the text is scored by the chain rule: from left to right, each token given those filled in
+    before it. For a model with sentinels, a context without a blank comes before the text.
 
     Raises:
-        UserError: if a context is needed but missing, is too long, or does not have the one blank
-            that a masked language model needs.
+        UserError: if a context is needed but missing, is too long, or has more blanks than one, or
+            none where a masked language model needs one.
     """
     loaded.check_predicts_tokens("score")
-    if loaded.rows.masked:
-        if not context:
-            return pseudo_log_likelihoods(loaded, texts)
-        parts = split_at_blanks(loaded, context)
-        if len(parts) != 2:
-            reason = f"{context!r} has {len(parts) - 1} blanks, expected one, written ___"
-            raise UserError(USAGE, f"score: {reason}")
-        before, after = ([part] * len(texts) for part in parts)
-        spans = [loaded.tokenizer.encode(text) for text in texts]
-        of_tokens = score_in_blanks(loaded, before, after, spans)
-        return [
-            _make_score(text, "log_probability", scores.nats)
-            for text, scores in zip(texts, of_tokens, strict=True)
-        ]
-    check_context(loaded, context)
-    (context_ids,) = encode_prompts(loaded, [context])
+    in_gaps = scores_in_gaps(loaded, context)
+    if in_gaps and not context:
+        return pseudo_log_likelihoods(loaded, texts)
     targets = [loaded.tokenizer.encode(text) for text in texts]
-    log_probabilities = target_log_probabilities(loaded, [context_ids] * len(texts), targets)
-    scores = zip(texts, log_probabilities, strict=True)
-    return [_make_score(text, "log_probability", nats) for text, nats in scores]
+    if in_gaps:
+        before, after = ([part] * len(texts) for part in around_blank(loaded, context))
+        if loaded.rows.masked:
+            of_tokens = score_in_blanks(loaded, before, after, targets)
+        else:
+            of_tokens = score_at_sentinels(loaded, before, after, targets)
+        log_probabilities = [
+            scores.nats[: len(ids)] for scores, ids in zip(of_tokens, targets, strict=True)
+        ]
+    else:
+        check_context(loaded, context)
+        (context_ids,) = encode_prompts(loaded, [context])
+        log_probabilities = target_log_probabilities(loaded, [context_ids] * len(texts), targets)
+    return [
+        _make_score(text, "log_probability", nats)
+        for text, nats in zip(texts, log_probabilities, strict=True)
+    ]
+
+
+def scores_in_gaps(loaded: LoadedModel, context: str) -> bool:
+    """Return True for a model that scores texts behind masks or in place of sentinels, not from
+    left to right.
+
+    A model that has learned to continue texts, besides filling gaps, uses sentinels only without a
+    context, and never if it is a decoder.
+    """
+    rows = loaded.rows
+    if rows.masked or context:
+        return rows.masked or rows.writes_spans
+    needs_no_gap = loaded.model.architecture == "decoder" and rows.continues_text
+    return rows.uses_sentinels and not needs_no_gap
+
+
+def around_blank(loaded: LoadedModel, context: str) -> list[np.ndarray]:
+    """Return the ids before and after the only blank of a context. For a model with sentinels, a
+    context without a blank comes before the text.
+    """
+    if not loaded.rows.masked and not has_blank(context):
+        return [loaded.tokenizer.encode(context), np.zeros(0, np.int32)]
+    parts = split_at_blanks(loaded, context)
+    if len(parts) != 2:
+        reason = f"{context!r} has {len(parts) - 1} blanks, expected one, written ___"
+        raise UserError(USAGE, f"score: {reason}")
+    return parts
 
 
 def check_context(loaded: LoadedModel, context: str) -> None:
@@ -354,11 +383,38 @@ def _scores_at(
 
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
-    """Score each text by masking each of its tokens in a separate row (Salazar et al., 2020)."""
+    """Score each text by hiding each of its tokens in a separate row (Salazar et al., 2020): behind
+    a mask, or behind a sentinel if the model has learned no masks.
+    """
+    of_texts = [loaded.tokenizer.encode(text) for text in texts]
+    if loaded.rows.uses_sentinels and not (loaded.rows.masked or loaded.rows.shape.looks_ahead):
+        gaps = [gap for ids in of_texts for gap in gaps_of_one_token(ids)]
+        before, spans, after = ([gap[part] for gap in gaps] for part in range(3))
+        scores = score_at_sentinels(loaded, before, after, spans)
+        nats = np.array([one.nats[0] for one in scores])
+    else:
+        nats = _score_at_masks(loaded, of_texts)
+    parts = np.split(nats, np.cumsum([len(ids) for ids in of_texts])[:-1])
+    return [
+        _make_score(text, "pseudo_log_likelihood", part)
+        for text, part in zip(texts, parts, strict=True)
+    ]
+
+
+def gaps_of_one_token(ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return for each token what is before it, the token, and what is after it.
+
+    >>> [[part.tolist() for part in gap] for gap in gaps_of_one_token(np.array([5, 6]))]
+    [[[], [5], [6]], [[5], [6], []]]
+    """
+    return [(ids[:i], ids[i : i + 1], ids[i + 1 :]) for i in range(len(ids))]
+
+
+def _score_at_masks(loaded: LoadedModel, texts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the log-probability of each token of all texts, masked in a row of its own."""
     mask = loaded.tokenizer.vocabulary["[MASK]"]
-    rows, positions, answers, lengths = [], [], [], []
-    for text in texts:
-        ids = loaded.tokenizer.encode(text)
+    rows, positions, answers = [], [], []
+    for ids in texts:
         text_ids, first = framed(loaded, [ids])
         for number, token in enumerate(ids.tolist(), first):
             row = text_ids.copy()
@@ -366,13 +422,7 @@ def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Sc
             rows.append(row)
             positions.append(number)
             answers.append(token)
-        lengths.append(len(ids))
-    nats = score_masked(loaded, rows, positions, answers).nats
-    parts = np.split(nats, np.cumsum(lengths)[:-1])
-    return [
-        _make_score(text, "pseudo_log_likelihood", part)
-        for text, part in zip(texts, parts, strict=True)
-    ]
+    return score_masked(loaded, rows, positions, answers).nats
 
 
 def score_in_blanks(
@@ -414,18 +464,26 @@ def score_at_sentinels(
     The id that ends the span (the next sentinel, or EOS) counts as its last token. For `ends` see
     score_targets.
     """
-    vocabulary = loaded.tokenizer.vocabulary
-    first, second = [vocabulary.sentinel(0)], [vocabulary.sentinel(1)]
-    eos, mode = [vocabulary.eos], before_sentinels(loaded)
-    inputs, targets = [], []
-    for left, right, span in zip(before, after, spans, strict=True):
-        inputs.append(np.concatenate([mode, left, first, right, eos]).astype(np.int32))
-        # T5's targets: each span follows its sentinel, and the next sentinel ends it.
-        end = second if len(right) else eos
-        targets.append(np.concatenate([first, span, end]).astype(np.int32))
+    parts = zip(before, after, spans, strict=True)
+    pairs = [around_sentinel(loaded, *of_span) for of_span in parts]
+    inputs, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     scores = score_targets(loaded, inputs, targets, ends)
     # Drop the first token, the sentinel: it is given.
     return [TokenScores(*(column[1:] for column in one if column is not None)) for one in scores]
+
+
+def around_sentinel(
+    loaded: LoadedModel, left: np.ndarray, right: np.ndarray, span: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a model reads for a sentinel between two texts, and what it writes if the span is
+    in its place: the sentinel, the span, and the id that ends it (the next sentinel, or EOS).
+    """
+    vocabulary = loaded.tokenizer.vocabulary
+    first, eos = [vocabulary.sentinel(0)], [vocabulary.eos]
+    inputs = np.concatenate([before_sentinels(loaded), left, first, right, eos])
+    end = [vocabulary.sentinel(1)] if len(right) else eos
+    targets = np.concatenate([first, span, end])
+    return inputs.astype(np.int32), targets.astype(np.int32)
 
 
 def score_in_the_middle(

@@ -14,15 +14,20 @@ from jaxtyping import Array, Float, Int
 from t5x_lite.config import ModelDimensions
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import USAGE, UserError
+from t5x_lite.inference.fill import has_blank
 from t5x_lite.inference.generate import encode_prompts
 from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.inference.score import (
     Piece,
+    around_blank,
+    around_sentinel,
     check_context,
     decoder_rows,
+    gaps_of_one_token,
     like_lengths,
     pieces_of,
     row_length,
+    scores_in_gaps,
 )
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
@@ -54,9 +59,11 @@ def predict_tokens(
 ) -> list[TokenPrediction]:
     """Predict each token of a text.
 
-    A model that reads from left to right predicts a token given those before it; a model that reads
-    both sides, given all others. The context comes before the text. As in `score`, an
-    encoder-decoder or a prefix decoder needs one.
+    A model that reads from left to right predicts a token given those before it; a model with
+    masks, given all others. A model that writes spans in place of sentinels, such as T5, predicts a
+    token given all others if there is no context, and from left to right if there is one. The
+    context comes before the text. As in `score`, other encoder-decoders and prefix decoders need
+    one.
 
     A text that is longer than the position table is predicted in pieces, each given the context but
     not the pieces before it, as in `score`. A model without a position table reads the whole text.
@@ -68,31 +75,68 @@ def predict_tokens(
         UserError: if a context is needed but missing, or the text is too long for an encoder.
     """
     loaded.check_predicts_tokens("score")
+    ids = loaded.tokenizer.encode(text)
     if loaded.rows.masked:
-        if "___" in context:
+        if has_blank(context):
             reason = "the context of a masked model comes before the text, token by token"
             raise UserError(USAGE, f"score: {reason}; write it without ___")
         before = loaded.tokenizer.encode(context)
+    elif scores_in_gaps(loaded, context):
+        return _predict_at_sentinels(loaded, ids, context, top)
     else:
         check_context(loaded, context)
         (before,) = encode_prompts(loaded, [context])
-    return predict_ids(loaded, loaded.tokenizer.encode(text), before, top)
+    return predict_ids(loaded, ids, before, top)
 
 
 def predict_ids(
     loaded: LoadedModel, ids: np.ndarray, before: np.ndarray, top: int = 5
 ) -> list[TokenPrediction]:
     """Predict the tokens of an encoded text, given the encoded context; see predict_tokens."""
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise UserError(USAGE, f"top: got {top!r}, expected a whole number, at least 1")
-    tokenizer = loaded.tokenizer
-    top = min(top, loaded.model.vocab_size)
+    top = _checked_top(loaded, top)
     if not len(ids):
         return []
     if loaded.rows.masked:
         found = _found_at_masks(loaded, before, ids, top)
     else:
         found = _found_from_left_to_right(loaded, before, ids, top)
+    return _as_predictions(loaded.tokenizer, before, ids, found)
+
+
+def _predict_at_sentinels(
+    loaded: LoadedModel, ids: np.ndarray, context: str, top: int
+) -> list[TokenPrediction]:
+    """Predict tokens as `score` does: with a context, all of them in place of one sentinel, else
+    each in place of its own.
+    """
+    top = _checked_top(loaded, top)
+    if not len(ids):
+        return []
+    if context:
+        before, after = around_blank(loaded, context)
+        gaps = [(before, ids, after)]
+    else:
+        before = ids[:0]
+        gaps = gaps_of_one_token(ids)
+    of_gaps = []
+    for left, span, right in gaps:
+        inputs, targets = around_sentinel(loaded, left, right, span)
+        found = _found_from_left_to_right(loaded, inputs, targets, top)
+        of_gaps.append([column[1 : 1 + len(span)] for column in found])
+    chosen, values, likeliest = map(np.concatenate, zip(*of_gaps, strict=True))
+    return _as_predictions(loaded.tokenizer, before, ids, (chosen, values, likeliest))
+
+
+def _checked_top(loaded: LoadedModel, top: int) -> int:
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise UserError(USAGE, f"top: got {top!r}, expected a whole number, at least 1")
+    return min(top, loaded.model.vocab_size)
+
+
+def _as_predictions(
+    tokenizer: Tokenizer, before: np.ndarray, ids: np.ndarray, found: _Found
+) -> list[TokenPrediction]:
+    """Write the ids as text, each as what it adds to the ids before it."""
     pieces = _pieces_of_text(tokenizer, before, ids)
     predictions = []
     for piece, chosen, values, likeliest in zip(pieces, *found, strict=True):

@@ -37,7 +37,7 @@ def test_scores_are_the_log_probabilities_of_the_rows(make):
 
 @pytest.mark.parametrize(
     ("objective", "architecture"),
-    [("prefix_lm", "prefix_decoder"), ("span_corruption", "encoder_decoder")],
+    [("prefix_lm", "prefix_decoder"), ("prefix_lm", "encoder_decoder")],
 )
 def test_choices_given_a_context_add_up_to_one(make, objective, architecture):
     loaded = untrained(make, objective, architecture, **{"model.positions": "relative"})
@@ -82,6 +82,44 @@ def test_a_span_is_scored_in_the_place_of_its_sentinel(make, objective):
     inputs = np.array([*mode, *encode("the c"), first, *encode("t"), eos])
     (expected,) = score_targets(loaded, [inputs], [np.array([first, *encode("a"), second])])
     np.testing.assert_array_equal(found.nats, expected.nats[1:])
+
+
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [
+        ("span_corruption", "encoder_decoder"),
+        ("ul2", "encoder_decoder"),
+        ("iid_denoising", "prefix_decoder"),
+        ("span_corruption", "decoder"),
+    ],
+)
+def test_a_model_that_writes_spans_scores_in_place_of_sentinels(make, objective, architecture):
+    """Without a context each token in place of its own, else the text in the place of one, at the
+    blank or after the context. The id that ends a span does not count.
+    """
+    loaded = untrained(make, objective, architecture)
+    encode = loaded.tokenizer.encode
+    a, t, nothing = encode("a"), encode("t"), encode("")
+
+    def of_span(before, after, span):
+        (found,) = score_at_sentinels(loaded, [before], [after], [span])
+        assert len(found.nats) == len(span) + 1
+        return found.nats[:-1].sum()
+
+    (pseudo,) = score(loaded, ["at"])
+    expected = of_span(nothing, t, a) + of_span(a, nothing, t)
+    assert pseudo.nats == pytest.approx(expected, abs=1e-4)
+    assert (pseudo.kind, pseudo.tokens) == ("pseudo_log_likelihood", 2)
+    assert score(loaded, ["", "at"])[0].nats == 0
+    if loaded.rows.continues_text:  # UL2 has learned to do that without a sentinel
+        return
+    for context, after in [("the c", ""), ("the c___ sees", " sees")]:
+        (one,) = score(loaded, ["at"], context)
+        expected = of_span(encode("the c"), encode(after), encode("at"))
+        assert one.nats == pytest.approx(expected, abs=1e-4)
+        assert (one.kind, one.tokens) == ("log_probability", 2)
+    with pytest.raises(UserError, match="has 2 blanks, expected one"):
+        score(loaded, ["at"], "___ c___")
 
 
 def test_a_decoder_of_masks_scores_by_them(make):

@@ -13,7 +13,9 @@ MODELS = [
     ("causal_lm", "decoder", ""),
     ("causal_lm", "decoder", "the cat"),
     ("prefix_lm", "prefix_decoder", "the cat"),
+    ("span_corruption", "encoder_decoder", ""),
     ("span_corruption", "encoder_decoder", "the cat"),
+    ("span_corruption", "encoder_decoder", "the cat___ sees"),
     ("masked_lm", "encoder", ""),
     ("masked_next_token", "decoder", ""),
 ]
