@@ -56,6 +56,18 @@ GEMMA = {
     "layer_pattern": ("local", "global"),
     "local_rules": ("window(size=3)",),
 }
+MODERNBERT = {
+    "architecture": "encoder",
+    "embedding_norm": True,
+    "first_norm": False,
+    "feed_forward": "gated_mlp",
+    "mlm_head": True,
+    "bias": False,
+    "positions": "rotary(base=160000.0)",
+    "layer_pattern": ("global", "local"),
+    "local_rules": ("window(size=3)",),
+    "local_positions": "rotary",
+}
 # The models of MODELS that came with a family of their own.
 FURTHER: dict[str, dict[str, Any]] = {
     "xlm-roberta": ROBERTA,
@@ -63,18 +75,8 @@ FURTHER: dict[str, dict[str, Any]] = {
     "distilbert": {**BERT, "token_types": 0, "norm_epsilon": 1e-12},
     "electra": {**BERT, "embedding_size": 6},
     "electra without a head": {**BERT, "embedding_size": 6, "lm_head": False},
-    "modernbert": {
-        "architecture": "encoder",
-        "embedding_norm": True,
-        "first_norm": False,
-        "feed_forward": "gated_mlp",
-        "mlm_head": True,
-        "bias": False,
-        "positions": "rotary(base=160000.0)",
-        "layer_pattern": ("global", "local"),
-        "local_rules": ("window(size=3)",),
-        "local_positions": "rotary",
-    },
+    "modernbert": MODERNBERT,
+    "modernbert-decoder": {**MODERNBERT, "architecture": "decoder"},
     "esm": {"architecture": "encoder", "mlm_head": True, "positions": "rotary"},
     "esm, learned": {
         "architecture": "encoder",

@@ -32,6 +32,13 @@ SIZES = {
     "intermediate_size": 48,
 }
 DECODER = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 40}
+MODERNBERT = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "local_attention": 6,
+    "max_position_embeddings": 40,
+    **{f"{name}_token_id": 3 for name in ("pad", "cls", "sep")},
+}
 T5 = {
     "d_model": 32,
     "d_kv": 12,
@@ -142,17 +149,8 @@ PEERS = {
         "ForMaskedLM",
         {**SIZES, "embedding_size": 20, "max_position_embeddings": 40},
     ),
-    "modernbert": Peer(
-        "ModernBert",
-        "ForMaskedLM",
-        {
-            **SIZES,
-            "num_hidden_layers": 4,
-            "local_attention": 6,
-            "max_position_embeddings": 40,
-            **{f"{name}_token_id": 3 for name in ("pad", "cls", "sep")},
-        },
-    ),
+    "modernbert": Peer("ModernBert", "ForMaskedLM", MODERNBERT),
+    "modernbert-decoder": Peer("ModernBertDecoder", "ForCausalLM", MODERNBERT),
     "esm": Peer(
         "Esm",
         "ForMaskedLM",

@@ -192,6 +192,7 @@ def export_model(
         loaded.start,
         loaded.conventions.model_type,
         loaded.model.architecture,
+        loaded.rows.uses_sentinels,
         origin,
         card,
     )

@@ -473,6 +473,7 @@ def write(
     start: int | None = None,
     model_type: str = "",
     framed_as: Architecture | None = None,
+    uses_sentinels: bool = False,
     origin: dict[str, Any] | None = None,
     card: Callable[[str], str] | None = None,
 ) -> str:
@@ -491,6 +492,7 @@ def write(
             as the first family that it belongs to.
         framed_as: the architecture whose special tokens the tokenizer puts around a text; None: the
             architecture of the model.
+        uses_sentinels: see pretrained_files.
         origin: see write_directory.
         card: makes the content of README.md from the name of the class.
 
@@ -526,7 +528,7 @@ def write(
     }
     if task_head is not None:
         config.update(task_head.settings)
-    files = pretrained_files(tokenizer, framed_as or model.architecture)
+    files = pretrained_files(tokenizer, framed_as or model.architecture, uses_sentinels)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     files |= card_files(card, class_name)
     write_directory(path, files, tensors, "model.safetensors", origin)

@@ -27,13 +27,18 @@ _ROLES = {
 }
 
 
-def pretrained_files(tokenizer: Tokenizer, architecture: Architecture) -> dict[str, bytes]:
+def pretrained_files(
+    tokenizer: Tokenizer, architecture: Architecture, uses_sentinels: bool = False
+) -> dict[str, bytes]:
     """Return the content of the tokenizer's files, by file name.
 
-    They are tokenizer_config.json, and tokenizer.json or a SentencePiece model.
+    They are tokenizer_config.json, and tokenizer.json or a SentencePiece model. Our own tokenizers
+    have the special tokens of all objectives. Other programs put those that tokenizer_config.json
+    names around texts or in place of tokens, so it names none that the model has not learned there.
 
     Args:
         architecture: the model's architecture, which decides the special tokens around a text.
+        uses_sentinels: the first sentinel, not [MASK], stands for what is missing.
 
     Raises:
         UserError: for an existing SentencePiece model that special ids were appended to.
@@ -42,7 +47,13 @@ def pretrained_files(tokenizer: Tokenizer, architecture: Architecture) -> dict[s
     if isinstance(text_model, SentencePiece) and not text_model.is_own:
         return _sentencepiece_files(tokenizer, text_model)
 
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_tokens(tokenizer)}
+    roles = _special_tokens(tokenizer)
+    if text_model.is_own:
+        if architecture != "encoder":
+            del roles["cls_token"], roles["sep_token"]
+        if uses_sentinels:
+            roles["mask_token"] = tokenizer.name(tokenizer.vocabulary.sentinel(0))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     return {
         "tokenizer.json": _tokenizer_json(tokenizer, architecture),
         "tokenizer_config.json": _dump(config),

@@ -47,16 +47,25 @@ def test_our_own_tokenizers(kind):
     assert written.token_to_id("<extra_id_3>") == vocabulary.sentinel(3)
     for name in ("<pad>", "</s>", "[MASK]", "<fim_middle>"):
         assert written.token_to_id(name) == vocabulary[name]
-    roles = json.loads(files["tokenizer_config.json"])
-    assert roles == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "eos_token": "</s>",
-        "bos_token": "<s>",
-        "mask_token": "[MASK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-    }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "uses_sentinels", "more"),
+    [
+        ("encoder", False, {"mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}),
+        ("decoder", False, {"mask_token": "[MASK]"}),
+        ("decoder", True, {"mask_token": "<extra_id_0>"}),
+        ("encoder_decoder", False, {"mask_token": "[MASK]"}),
+        ("encoder_decoder", True, {"mask_token": "<extra_id_0>"}),
+    ],
+)
+def test_special_tokens_are_named_where_the_model_has_learned_them(
+    architecture, uses_sentinels, more
+):
+    files = pretrained_files(Tokenizer(), architecture, uses_sentinels)
+    usual = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
+    expected = {"tokenizer_class": "PreTrainedTokenizerFast", **usual, **more}
+    assert json.loads(files["tokenizer_config.json"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,32 @@ MT5: dict[str, list[Any]] = {
     "relative_attention_max_distance": [20],
     "vocab_size": [1024],
 }
+MODERNBERT = {
+    "hidden_activation": ACTIVATIONS,
+    "classifier_activation": ["relu"],
+    "norm_eps": [1e-3],
+    "num_attention_heads": [1, 2, 8],
+    "intermediate_size": [1, 100],
+    "num_hidden_layers": [1, 2, 7],
+    "norm_bias": [True],
+    "attention_bias": [True],
+    "mlp_bias": [True],
+    "classifier_bias": [True],
+    "decoder_bias": [False],
+    "local_attention": [2, 20],
+    "layer_types": [
+        ["full_attention"] * 4,
+        ["sliding_attention"] * 4,
+        ["sliding_attention", "full_attention"] * 2,
+        ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    ],
+    "rope_parameters": [
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        },
+    ],
+}
 VARIANTS: dict[str, dict[str, list[Any]]] = {
     "bert": BERT,
     "roberta": BERT,
@@ -232,32 +258,8 @@ VARIANTS: dict[str, dict[str, list[Any]]] = {
         "tie_word_embeddings": [False],
     },
     "electra": BERT_LIKE | {"embedding_size": [8, 32, 40], "summary_type": ["mean"]},
-    "modernbert": {
-        "hidden_activation": ACTIVATIONS,
-        "classifier_activation": ["relu"],
-        "norm_eps": [1e-3],
-        "num_attention_heads": [1, 2, 8],
-        "intermediate_size": [1, 100],
-        "num_hidden_layers": [1, 2, 7],
-        "norm_bias": [True],
-        "attention_bias": [True],
-        "mlp_bias": [True],
-        "classifier_bias": [True],
-        "decoder_bias": [False],
-        "local_attention": [2, 20],
-        "layer_types": [
-            ["full_attention"] * 4,
-            ["sliding_attention"] * 4,
-            ["sliding_attention", "full_attention"] * 2,
-            ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        ],
-        "rope_parameters": [
-            {
-                "full_attention": {"rope_type": "default", "rope_theta": 50.0},
-                "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
-            },
-        ],
-    },
+    "modernbert": MODERNBERT,
+    "modernbert-decoder": MODERNBERT,
     "esm": {
         "num_attention_heads": [1, 2, 8],
         "intermediate_size": [1, 100],

@@ -1,9 +1,11 @@
 """Encoders: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019), XLM-R (Conneau et al., 2020),
 CamemBERT (Martin et al., 2020), DistilBERT (Sanh et al., 2019), ELECTRA (Clark et al., 2020),
-ModernBERT (Warner et al., 2024), and ESM (Rives et al., 2021), a BERT with pre-norm.
+ModernBERT (Warner et al., 2024), also as a decoder (Weller et al., 2025), and ESM (Rives et al.,
+2021), a BERT with pre-norm.
 """
 
 import dataclasses
+from functools import partial
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.errors import BAD_DATA, UserError
@@ -287,8 +289,13 @@ ELECTRA = Family(
 # ModernBERT: pre-norm without biases, with rotary positions, gates, and local layers.
 
 
-def _modernbert_fields(config: ConfigJson) -> ModelFields:
-    """Read biases, angles, and which layers are local."""
+def _modernbert_fields(config: ConfigJson, uncounted: int = 1) -> ModelFields:
+    """Read biases, angles, and which layers are local.
+
+    Args:
+        uncounted: how much more our window counts than half of local_attention: 1 in an encoder,
+            where only ours counts the query itself, 0 in a decoder.
+    """
     for key in ("mlp_bias", "classifier_bias"):
         if config[key] != config["norm_bias"]:
             reason = f"norm_bias is {config['norm_bias']}, and we read only models with both alike"
@@ -303,18 +310,17 @@ def _modernbert_fields(config: ConfigJson) -> ModelFields:
     ]
     everywhere = read_rotary(config, "full_attention", 160_000.0, base_key="global_rope_theta")
     nearby = read_rotary(config, "sliding_attention", base_key="local_rope_theta")
-    # local_attention counts both sides of a query; our window counts one side and the query itself.
-    window = config["local_attention"] // 2 + 1
+    window = config["local_attention"] // 2 + uncounted
     return {
         "bias": config["norm_bias"],
         "attention_bias": "all" if config["attention_bias"] else "none",
     } | read_layers(types, layers, window, everywhere, nearby)
 
 
-def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
+def _modernbert_settings(model: ModelDimensions, uncounted: int = 1) -> ConfigJson:
     """Write the settings that _modernbert_fields reads."""
     layers = write_layers(model)
-    window = layers.pop("sliding_window") or 1
+    window = layers.pop("sliding_window") or 64 + uncounted  # the default, if no layer is local
     biases = dict.fromkeys(("norm_bias", "mlp_bias", "classifier_bias"), model.bias)
     return {
         **biases,
@@ -322,7 +328,7 @@ def _modernbert_settings(model: ModelDimensions) -> ConfigJson:
         **write_rotary_by_type(model, "global_rope_theta", "local_rope_theta"),
         "attention_bias": model.attention_bias == "all",
         "classifier_activation": ACTIVATION_NAMES[model.activation],
-        "local_attention": 2 * (window - 1),
+        "local_attention": 2 * (window - uncounted),
     }
 
 
@@ -411,6 +417,29 @@ MODERNBERT = Family(
     },
     prefix="model.",
     copies={"decoder.weight": "embedding"},
+)
+
+
+# Ettin's decoder: ModernBERT with a causal mask, and queries, keys and values apart.
+
+_DECODER_ATTENTION = {
+    f"decoder/layers/attention/{name}": f"model.layers.*.attn.{name[0]}_proj"
+    for name in ("query", "key", "value")
+}
+MODERNBERT_DECODER = dataclasses.replace(
+    MODERNBERT,
+    class_name="ModernBertDecoderForCausalLM",
+    class_without_head="ModernBertDecoderModel",
+    # The class computes sliding_window from local_attention.
+    harmless=MODERNBERT.harmless | {"sliding_window"},
+    constants=MODERNBERT.constants | {"architecture": "decoder"},
+    other_fields=partial(_modernbert_fields, uncounted=0),
+    other_settings=partial(_modernbert_settings, uncounted=0),
+    modules={
+        name.replace("encoder/", "decoder/"): place for name, place in MODERNBERT.modules.items()
+    }
+    | _DECODER_ATTENTION
+    | {"head/dense": "lm_head.dense", "head/norm": "lm_head.norm"},
 )
 
 

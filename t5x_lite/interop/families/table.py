@@ -19,6 +19,7 @@ from t5x_lite.interop.families.bert import (
     ELECTRA,
     ESM,
     MODERNBERT,
+    MODERNBERT_DECODER,
     ROBERTA,
     XLM_ROBERTA,
 )
@@ -54,6 +55,7 @@ FAMILIES = {
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "modernbert": MODERNBERT,
+    "modernbert-decoder": MODERNBERT_DECODER,
     "esm": ESM,
     "openai-gpt": GPT,
     "gpt_neox": GPT_NEOX,
