@@ -1,5 +1,7 @@
 """Every model that ships leaves as a class of `transformers`, or is known to have none."""
 
+import dataclasses
+
 import pytest
 from conftest import ROOT
 
@@ -9,6 +11,10 @@ from t5x_lite.interop.families.table import find_family
 from t5x_lite.resolve import resolve_without_text
 
 EXPORTED = {
+    "babylm:bert": "modernbert",
+    "babylm:gpt": "modernbert-decoder",
+    "babylm:gpt_bert": "modernbert-decoder",
+    "babylm:t5": "t5",
     "bert_base": "bert",
     "bert_tiny": "esm",
     "gpt": "openai-gpt",
@@ -40,6 +46,13 @@ def test_a_model_that_ships_can_be_exported(name):
     assert find_family(model_of(name)) == EXPORTED[name]
 
 
+def test_a_model_of_both_kinds_of_prediction_can_be_exported_for_each():
+    """GPT-BERT's model is a causal decoder, and with --masked an encoder."""
+    model = model_of("babylm:gpt_bert")
+    encoder = dataclasses.replace(model, architecture="encoder", num_decoder_layers=0)
+    assert find_family(encoder) == "modernbert"
+
+
 @pytest.mark.parametrize("name", WITHOUT_A_CLASS)
 def test_a_model_without_a_class_is_refused_by_what_differs(name):
     with pytest.raises(UserError, match=r"none of the families .* needs .*model\.positions="):
@@ -48,4 +61,4 @@ def test_a_model_without_a_class_is_refused_by_what_differs(name):
 
 def test_every_config_is_in_one_of_the_two_lists():
     models = {path.stem for path in (ROOT / "configs").glob("*.py")}
-    assert models - {"published", "modifications"} <= {*EXPORTED, *WITHOUT_A_CLASS}
+    assert models - {"babylm", "published", "modifications"} <= {*EXPORTED, *WITHOUT_A_CLASS}

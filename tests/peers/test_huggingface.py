@@ -25,7 +25,7 @@ from peer_models import (
 )
 from safetensors.numpy import load_file
 
-from t5x_lite.inference.score import pseudo_log_likelihoods
+from t5x_lite.inference.score import pseudo_log_likelihoods, score
 from t5x_lite.interop import huggingface
 from t5x_lite.interop.tokenizers import pretrained_files
 from t5x_lite.model.dropout import Noise
@@ -180,39 +180,96 @@ def test_the_tokenizer_that_is_written_makes_the_same_ids(tokenizer, tmp_path):
     assert loaded.convert_tokens_to_ids("<extra_id_3>") == tokenizer.vocabulary.sentinel(3)
 
 
-def test_masked_next_tokens_are_scored_there_as_here(tmp_path):
-    """As BabyLM's pipeline does with the backend mntp: AutoModelForMaskedLM, one token masked at a
-    time, its logits at the position before it.
-    """
-    text = tmp_path / "text.txt"
-    text.write_text(sentences(300))
-    run(
-        "train",
-        "--config=gpt_tiny",
-        "--config.objective=masked_next_token",
-        "--config.model.mlm_head=True",
-        "--config.model.activation=gelu",
-        "--config.model.num_layers=2",
-        f"--workdir={tmp_path / 'run'}",
-        f"--config.data.source={text}",
-        "--config.data.document=block",
-        "--config.data.tokenizer=bytes",
-        "--config.training.steps=20",
-        "--config.training.eval_every=0",
-    )
-    run("export", f"--workdir={tmp_path / 'run'}", tmp_path / "out")
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+@pytest.fixture(scope="module")
+def babylm(tmp_path_factory):
+    """A function that trains a small model of configs/babylm.py for a few steps, and exports it."""
+
+    def train(family, *options):
+        path = tmp_path_factory.mktemp(family)
+        (path / "text.txt").write_text(sentences(300))
+        run(
+            "train",
+            f"--config=babylm:{family}",
+            f"--workdir={path / 'run'}",
+            f"--config.data.source={path / 'text.txt'}",
+            "--config.data.document=block",
+            "--config.data.tokenizer=bytes",
+            "--config.data.batch_size=8",
+            "--config.model.num_layers=2",
+            "--config.model.d_model=64",
+            "--config.model.d_ff=96",
+            "--config.training.steps=20",
+            "--config.training.eval_every=0",
+            "--config.training.keep_at=()",
+        )
+        run("export", *options, f"--workdir={path / 'run'}", path / "out")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path / "out")
+        return run_directory.load(path / "run"), path / "out", tokenizer
+
+    return train
+
+
+def log_probability(logits, token):
+    return float(torch.log_softmax(logits, -1)[token])
+
+
+# As BabyLM's pipeline does with each of its backends.
+
+
+def test_babylm_causal(babylm):
+    loaded, path, tokenizer = babylm("gpt_bert")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    ids = torch.tensor(tokenizer("the cat sees")["input_ids"])
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0]
+    total = sum(log_probability(logits[i - 1], ids[i]) for i in range(1, len(ids)))
+    (found,) = score(loaded, ["the cat sees"])
+    assert found.nats == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "shift", "last"), [("gpt_bert", ("--masked",), 1, 0), ("bert", (), 0, 1)]
+)
+def test_babylm_mntp_and_mlm(babylm, family, options, shift, last):
+    """One token is masked at a time. A decoder predicts it at the position before it."""
+    loaded, path, tokenizer = babylm(family, *options)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
     ids = torch.tensor(tokenizer("the cat sees")["input_ids"])
     total = 0.0
-    for place in range(1, len(ids)):
+    for place in range(1, len(ids) - last):
         masked = ids.clone()
         masked[place] = tokenizer.mask_token_id
         with torch.no_grad():
-            logits = model(masked[None]).logits[0, place - 1]
-        total += float(torch.log_softmax(logits, -1)[ids[place]])
-    (score,) = pseudo_log_likelihoods(run_directory.load(tmp_path / "run"), ["the cat sees"])
-    assert score.nats == pytest.approx(total, abs=1e-3)
+            logits = model(masked[None]).logits[0, place - shift]
+        total += log_probability(logits, ids[place])
+    (found,) = pseudo_log_likelihoods(loaded, ["the cat sees"])
+    assert found.nats == pytest.approx(total, abs=1e-3)
+
+
+def test_babylm_enc_dec_mask_and_enc_dec_prefix(babylm):
+    """A mask stands for a token of the text, or for the text after a prefix."""
+    loaded, path, tokenizer = babylm("t5")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path).eval()
+    mask, starts = tokenizer.mask_token_id, [tokenizer.bos_token_id, tokenizer.mask_token_id]
+    ids = torch.tensor(tokenizer("the cat sees")["input_ids"])  # and EOS
+    total = 0.0
+    for place in range(len(ids) - 1):
+        masked = ids.clone()
+        masked[place] = mask
+        with torch.no_grad():
+            outputs = model(masked[None], decoder_input_ids=torch.tensor([starts]))
+        total += log_probability(outputs.logits[0, -1], ids[place])
+    (found,) = score(loaded, ["the cat sees"])
+    assert found.kind == "pseudo_log_likelihood"
+    assert found.nats == pytest.approx(total, abs=1e-3)
+
+    prefix, text = tokenizer(["the cat", " sees"], add_special_tokens=False)["input_ids"]
+    inputs = torch.tensor([[*prefix, mask, tokenizer.eos_token_id]])
+    with torch.no_grad():
+        outputs = model(inputs, decoder_input_ids=torch.tensor([[*starts, *text[:-1]]]))
+    total = sum(map(log_probability, outputs.logits[0, 1:], text))
+    (found,) = score(loaded, [" sees"], context="the cat")
+    assert found.nats == pytest.approx(total, abs=1e-3)
 
 
 def test_a_run_of_ours_goes_on_the_same_way_there(tmp_path):
