@@ -169,8 +169,10 @@ class Program:
         step, which depends neither on the schedule nor on the length of the run.
         """
 
+        schedule = self.schedule  # made here, since a schedule of the user's own is checked
+
         def rate(step: jax.Array) -> jax.Array:
-            value = self.schedule(step)
+            value = schedule(step)
             return jnp.asarray(value, value.dtype)  # of one type for all schedules
 
         return jax.jit(rate, out_shardings=replicated(self.mesh))

@@ -4,6 +4,8 @@ the setting, before anything is trained. Objectives have tests/data/objectives/t
 
 import pytest
 from conftest import refusal, run
+from proof_sharding import module_of_the_manual
+from training.runs import figures
 
 from t5x_lite.config import Task
 from t5x_lite.data.tasks.metrics import find_metric
@@ -44,6 +46,24 @@ def test_a_bad_function_is_named(key, name, config_file, write_module, tmp_path)
     assert err.startswith(f"t5x_lite: {key}") or f"\nt5x_lite: {key}" in err
     assert value in err
     assert len(err.splitlines()[-1]) < 300
+
+
+def test_those_of_the_manual_train_a_run_together(config_file, tmp_path, monkeypatch):
+    """The schedule stays at the peak and falls in the last fifth of 10 steps."""
+    own = {
+        "optimizer.name": "my_adopt.adopt",
+        "optimizer.schedule": "my_schedule.warmup_stable_decay(tail=0.2)",
+        "optimizer.average": "my_average.since(step=2)",
+    }
+    monkeypatch.syspath_prepend(tmp_path)
+    for value in own.values():
+        module_of_the_manual("own-optimizer.md", f"{value.partition('.')[0]}.py", tmp_path)
+    more = {"optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.01, "training.steps": 10}
+    run("train", f"--config={config_file(**own, **more)}", f"--workdir={tmp_path}/run")
+    records = [one for one in figures(tmp_path / "run") if one["split"] == "train"]
+    rates = [one["learning_rate"] for one in records]
+    assert rates == pytest.approx([0.01] * 8 + [0.005, 0], abs=1e-7)
+    assert records[-1]["loss"] < records[0]["loss"]
 
 
 @pytest.mark.parametrize("name", ["fails", "numbers", "infinite", "text"])

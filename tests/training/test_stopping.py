@@ -35,7 +35,9 @@ def test_signals_save_and_the_same_command_goes_on(tmp_path, whole, number, code
     """What goes on is not a process of its own, but compiled with the same flags: bits compare."""
     workdir = tmp_path / "run"
     command = ("train", f"--config={whole / 'config.py'}", f"--workdir={workdir}")
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, a new process ignores SIGHUP
     process = start(*command, env=dict(os.environ))
+    signal.signal(number, before)
     wait_for(workdir, 3)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
