@@ -5,8 +5,8 @@ docs/how-to/babylm.md.
 
 `:gpt_bert` learns causal and masked prediction in one decoder (Charpentier and Samuel, 2024), with
 the parts of ModernBERT, so that it is exported for both backends. `:gpt` and `:bert` are the same
-model with one of the two objectives; `:t5` has two stacks of half the depth. All have 7 million
-parameters, for a laptop or a small GPU. They were not trained on the challenge's text.
+model with one of the two objectives; `:t5` has two stacks of half the depth. They have 7 to 7.7
+million parameters, for a laptop or a small GPU. They were not trained on the challenge's text.
 
 python -m t5x_lite train --config=babylm:gpt_bert --config.data.source='train_10M/*.train'
 --config.data.validation_source='dev/*.dev' --workdir=DIR
@@ -49,8 +49,9 @@ def get_config(family: str = "gpt_bert"):
         config.model.mlm_head = True
     config.optimizer.update(name="muon", learning_rate=1e-2, warmup_steps=100, weight_decay=0.1)
     config.training.update(
-        steps=40_000,  # data.epochs end the run before, at 1.4 tokens a word after about 34,000
+        steps=60_000,  # ten epochs end before, unless a word takes more than 2.4 tokens
         eval_every=1000,
+        eval_steps=50,
         checkpoint_every=1000,
         keep_at=tuple(f"{words}M-words" for words in (*range(1, 10), *range(10, 101, 10))),
         loss_chunk=32,

@@ -29,7 +29,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_mesh(command)
     add_texts(command)
     add_json(command)
-    help = "the text before the texts; for an encoder, a text with one blank, ___, to fill"
+    help = "the text before the texts; for an encoder or T5, a text with one blank, ___, to fill"
     command.add_argument("--context", default="", help=help)
     help = "show the probability of each token, and what is likelier"
     command.add_argument("--tokens", action="store_true", help=help)

@@ -1,5 +1,5 @@
-"""Score how likely texts are: by the chain rule if the model reads left to right, with masks if it
-reads both sides.
+"""Score how likely texts are: from left to right, behind masks, or in place of sentinels, as the
+model has learned.
 
 Shapes: B rows, D decoder positions, K scored positions, V vocabulary.
 """
@@ -47,63 +47,72 @@ class Score(NamedTuple):
 def score(loaded: LoadedModel, texts: list[str], context: str = "") -> list[Score]:
     """Compute the log-probability of each text, given the context if there is one.
 
-    A decoder scores a text with or without a context. A text that is longer than a row is scored in
-    pieces, each given the context but not the pieces before it. A prefix decoder and an
-    encoder-decoder need a context, which they read bidirectionally.
+    How follows from what the model has learned: see `way_to_score`.
 
-    Models that fill gaps, with masks or as T5 with sentinels, need none: without a context, they
-    compute the pseudo-log-likelihood of each text, each token given all others (Salazar et al.,
-    2020). With a context, the text fills its blank (___). For a model with masks there must be one,
-    and the text is scored by the chain rule: from left to right, each token given those filled in
-    before it. For a model with sentinels, a context without a blank comes before the text.
+    From left to right: a decoder needs no context, other models do, and read it bidirectionally. A
+    text that is longer than a row is scored in pieces, each given the context but not the pieces
+    before it.
+
+    Behind masks or in place of sentinels: without a context, this is the pseudo-log-likelihood of
+    each text, each token given all others (Salazar et al., 2020). With a context, the text fills
+    its only blank (___). Behind masks it is scored by the chain rule, each token given those filled
+    in before it. A sentinel takes the place of the whole text; if the context has no blank, the
+    sentinel comes after it.
 
     Raises:
         UserError: if a context is needed but missing, is too long, or has more blanks than one, or
-            none where a masked language model needs one.
+            none where masks need one; or if a text is too long for masks or a sentinel.
     """
     loaded.check_predicts_tokens("score")
-    in_gaps = scores_in_gaps(loaded, context)
-    if in_gaps and not context:
+    if not texts:
+        return []
+    way = way_to_score(loaded, context)
+    if way != "left_to_right" and not context:
         return pseudo_log_likelihoods(loaded, texts)
     targets = [loaded.tokenizer.encode(text) for text in texts]
-    if in_gaps:
-        before, after = ([part] * len(texts) for part in around_blank(loaded, context))
-        if loaded.rows.masked:
-            of_tokens = score_in_blanks(loaded, before, after, targets)
-        else:
-            of_tokens = score_at_sentinels(loaded, before, after, targets)
-        log_probabilities = [
-            scores.nats[: len(ids)] for scores, ids in zip(of_tokens, targets, strict=True)
-        ]
-    else:
+    if way == "left_to_right":
         check_context(loaded, context)
         (context_ids,) = encode_prompts(loaded, [context])
         log_probabilities = target_log_probabilities(loaded, [context_ids] * len(texts), targets)
+    else:
+        before, after = ([part] * len(texts) for part in around_blank(loaded, context, way))
+        fill_in = score_in_blanks if way == "masks" else score_at_sentinels
+        scores = fill_in(loaded, before, after, targets)
+        # Leave out the id that ends a span.
+        log_probabilities = [one.nats[: len(ids)] for one, ids in zip(scores, targets, strict=True)]
     return [
         _make_score(text, "log_probability", nats)
         for text, nats in zip(texts, log_probabilities, strict=True)
     ]
 
 
-def scores_in_gaps(loaded: LoadedModel, context: str) -> bool:
-    """Return True for a model that scores texts behind masks or in place of sentinels, not from
-    left to right.
+Way = Literal["left_to_right", "masks", "sentinels"]
 
-    A model that has learned to continue texts, besides filling gaps, uses sentinels only without a
-    context, and never if it is a decoder.
+
+def way_to_score(loaded: LoadedModel, context: str) -> Way:
+    """Return how a model scores texts.
+
+    A model that has learned several ways goes from left to right where it can: without a context
+    only a decoder can, and no model fills a blank so.
     """
     rows = loaded.rows
-    if rows.masked or context:
-        return rows.masked or rows.writes_spans
-    needs_no_gap = loaded.model.architecture == "decoder" and rows.continues_text
-    return rows.uses_sentinels and not needs_no_gap
+    sees_masks = rows.masked or rows.shape.looks_ahead > 0
+    if not (sees_masks or rows.uses_sentinels):
+        return "left_to_right"
+    if has_blank(context):
+        return "sentinels" if rows.uses_sentinels else "masks"
+    if rows.continues_text and (context or loaded.model.architecture == "decoder"):
+        return "left_to_right"
+    if context:
+        return "sentinels" if rows.uses_sentinels else "masks"
+    return "masks" if sees_masks else "sentinels"
 
 
-def around_blank(loaded: LoadedModel, context: str) -> list[np.ndarray]:
-    """Return the ids before and after the only blank of a context. For a model with sentinels, a
-    context without a blank comes before the text.
+def around_blank(loaded: LoadedModel, context: str, way: Way) -> list[np.ndarray]:
+    """Return the ids before and after the only blank of a context. A sentinel may come after a
+    context without a blank.
     """
-    if not loaded.rows.masked and not has_blank(context):
+    if way == "sentinels" and not has_blank(context):
         return [loaded.tokenizer.encode(context), np.zeros(0, np.int32)]
     parts = split_at_blanks(loaded, context)
     if len(parts) != 2:
@@ -384,12 +393,14 @@ def _scores_at(
 
 def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Score]:
     """Score each text by hiding each of its tokens in a separate row (Salazar et al., 2020): behind
-    a mask, or behind a sentinel if the model has learned no masks.
+    a mask, or in place of a sentinel if the model has learned no masks.
     """
+    if not texts:
+        return []
     of_texts = [loaded.tokenizer.encode(text) for text in texts]
-    if loaded.rows.uses_sentinels and not (loaded.rows.masked or loaded.rows.shape.looks_ahead):
-        gaps = [gap for ids in of_texts for gap in gaps_of_one_token(ids)]
-        before, spans, after = ([gap[part] for gap in gaps] for part in range(3))
+    if loaded.rows.uses_sentinels and not loaded.rows.shape.looks_ahead:
+        parts_of_texts = [parts for ids in of_texts for parts in around_each_token(ids)]
+        before, spans, after = ([parts[part] for parts in parts_of_texts] for part in range(3))
         scores = score_at_sentinels(loaded, before, after, spans)
         nats = np.array([one.nats[0] for one in scores])
     else:
@@ -401,10 +412,10 @@ def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Sc
     ]
 
 
-def gaps_of_one_token(ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def around_each_token(ids: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return for each token what is before it, the token, and what is after it.
 
-    >>> [[part.tolist() for part in gap] for gap in gaps_of_one_token(np.array([5, 6]))]
+    >>> [[part.tolist() for part in parts] for parts in around_each_token(np.array([5, 6]))]
     [[[], [5], [6]], [[5], [6], []]]
     """
     return [(ids[:i], ids[i : i + 1], ids[i + 1 :]) for i in range(len(ids))]
@@ -477,12 +488,22 @@ def around_sentinel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what a model reads for a sentinel between two texts, and what it writes if the span is
     in its place: the sentinel, the span, and the id that ends it (the next sentinel, or EOS).
+
+    Raises:
+        UserError: if these do not fit a row.
     """
     vocabulary = loaded.tokenizer.vocabulary
     first, eos = [vocabulary.sentinel(0)], [vocabulary.eos]
     inputs = np.concatenate([before_sentinels(loaded), left, first, right, eos])
     end = [vocabulary.sentinel(1)] if len(right) else eos
     targets = np.concatenate([first, span, end])
+    model = loaded.model
+    length, room = len(targets), model.max_length
+    if not model.is_encoder_decoder:
+        length += len(loaded.after_start(inputs)) - 1
+    if length > room:
+        reason = f"the text takes {length} positions with its context, the model's rows have {room}"
+        raise UserError(USAGE, f"score: {reason}; shorten it")
     return inputs.astype(np.int32), targets.astype(np.int32)
 
 

@@ -3,6 +3,7 @@
 Shapes: N tokens of the text, D positions of a row, V vocabulary.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +21,14 @@ from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.inference.score import (
     Piece,
     around_blank,
+    around_each_token,
     around_sentinel,
     check_context,
     decoder_rows,
-    gaps_of_one_token,
     like_lengths,
     pieces_of,
     row_length,
-    scores_in_gaps,
+    way_to_score,
 )
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
@@ -60,10 +61,9 @@ def predict_tokens(
     """Predict each token of a text.
 
     A model that reads from left to right predicts a token given those before it; a model with
-    masks, given all others. A model that writes spans in place of sentinels, such as T5, predicts a
-    token given all others if there is no context, and from left to right if there is one. The
-    context comes before the text. As in `score`, other encoder-decoders and prefix decoders need
-    one.
+    masks, given all others and the context before the text. A model with sentinels predicts a token
+    given all others if there is no context, and otherwise from left to right, after the context or
+    in its blank. As in `score`, other encoder-decoders and prefix decoders need a context.
 
     A text that is longer than the position table is predicted in pieces, each given the context but
     not the pieces before it, as in `score`. A model without a position table reads the whole text.
@@ -72,35 +72,42 @@ def predict_tokens(
         top: number of likeliest tokens to return.
 
     Raises:
-        UserError: if a context is needed but missing, or the text is too long for an encoder.
+        UserError: if a context is needed but missing, or has a blank where it may not; or if the
+            text is too long for masks or a sentinel.
     """
     loaded.check_predicts_tokens("score")
     ids = loaded.tokenizer.encode(text)
-    if loaded.rows.masked:
+    way = way_to_score(loaded, context)
+    if way == "sentinels":
+        return _predict_at_sentinels(loaded, ids, context, top)
+    if way == "masks":
         if has_blank(context):
             reason = "the context of a masked model comes before the text, token by token"
             raise UserError(USAGE, f"score: {reason}; write it without ___")
         before = loaded.tokenizer.encode(context)
-    elif scores_in_gaps(loaded, context):
-        return _predict_at_sentinels(loaded, ids, context, top)
+        find = _found_at_masks
     else:
         check_context(loaded, context)
         (before,) = encode_prompts(loaded, [context])
-    return predict_ids(loaded, ids, before, top)
+        find = _found_from_left_to_right
+    return _predict(loaded, ids, before, top, find)
 
 
 def predict_ids(
     loaded: LoadedModel, ids: np.ndarray, before: np.ndarray, top: int = 5
 ) -> list[TokenPrediction]:
-    """Predict the tokens of an encoded text, given the encoded context; see predict_tokens."""
+    """Predict the tokens of an encoded text, given the encoded context, as they were written."""
+    find = _found_at_masks if loaded.rows.masked else _found_from_left_to_right
+    return _predict(loaded, ids, before, top, find)
+
+
+def _predict(
+    loaded: LoadedModel, ids: np.ndarray, before: np.ndarray, top: int, find: Callable[..., _Found]
+) -> list[TokenPrediction]:
     top = _checked_top(loaded, top)
     if not len(ids):
         return []
-    if loaded.rows.masked:
-        found = _found_at_masks(loaded, before, ids, top)
-    else:
-        found = _found_from_left_to_right(loaded, before, ids, top)
-    return _as_predictions(loaded.tokenizer, before, ids, found)
+    return _as_predictions(loaded.tokenizer, before, ids, find(loaded, before, ids, top))
 
 
 def _predict_at_sentinels(
@@ -113,17 +120,17 @@ def _predict_at_sentinels(
     if not len(ids):
         return []
     if context:
-        before, after = around_blank(loaded, context)
-        gaps = [(before, ids, after)]
+        before, after = around_blank(loaded, context, "sentinels")
+        spans = [(before, ids, after)]
     else:
         before = ids[:0]
-        gaps = gaps_of_one_token(ids)
-    of_gaps = []
-    for left, span, right in gaps:
+        spans = around_each_token(ids)
+    of_spans = []
+    for left, span, right in spans:
         inputs, targets = around_sentinel(loaded, left, right, span)
         found = _found_from_left_to_right(loaded, inputs, targets, top)
-        of_gaps.append([column[1 : 1 + len(span)] for column in found])
-    chosen, values, likeliest = map(np.concatenate, zip(*of_gaps, strict=True))
+        of_spans.append([column[1 : 1 + len(span)] for column in found])
+    chosen, values, likeliest = map(np.concatenate, zip(*of_spans, strict=True))
     return _as_predictions(loaded.tokenizer, before, ids, (chosen, values, likeliest))
 
 

@@ -244,12 +244,14 @@ def _shortened(
 ) -> list[np.ndarray]:
     """Truncate prompts on the left, so that each fits a row.
 
-    An encoder needs room for two special ids. Sentinels around a gap need the same, plus one id if
-    the model reads a mode token. In a single stack, the target needs room too.
+    An encoder needs room for two special ids. A model with sentinels reads one and EOS, and perhaps
+    a mode token. In a single stack, the target needs room too, with the two sentinels around it.
     """
     is_decoder = loaded.model.architecture in ("decoder", "prefix_decoder")
-    special = loaded.extra_start if is_decoder and not loaded.rows.uses_sentinels else 2
-    special += bool(loaded.rows.mode_of_sentinels)
+    special = 0 if is_decoder else 2
+    if loaded.rows.uses_sentinels:
+        special = (4 if is_decoder else 2) + bool(loaded.rows.mode_of_sentinels)
+    special += loaded.extra_start if is_decoder else 0
     longest = loaded.model.max_length - special
     shortened = []
     for ids, target in zip(inputs, targets, strict=True):

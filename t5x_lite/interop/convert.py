@@ -192,7 +192,7 @@ def export_model(
         loaded.start,
         loaded.conventions.model_type,
         loaded.model.architecture,
-        loaded.rows.uses_sentinels,
+        loaded.rows.uses_sentinels and model.architecture == loaded.model.architecture,
         origin,
         card,
     )

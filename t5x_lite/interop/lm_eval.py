@@ -14,7 +14,7 @@ import numpy as np
 
 from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_inputs, encode_prompts, with_room
-from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets
+from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets, way_to_score
 from t5x_lite.inference.zero_shot import score_answers
 from t5x_lite.training import run_directory
 from t5x_lite.training.run_directory import LoadedModel
@@ -82,12 +82,12 @@ class HarnessModel(_LM):
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Return the log-probability of each text in nats.
 
-        For a masked language model this is the pseudo-log-likelihood. Texts longer than a row are
-        read in windows that share one token.
+        For a model with masks or sentinels this is the pseudo-log-likelihood. Other texts longer
+        than a row are read in windows that share one token.
         """
         texts = [request.args[0] for request in requests]
         architecture = self._model.model.architecture
-        if self._model.rows.masked:
+        if way_to_score(self._model, "") != "left_to_right":
             return [score.nats for score in pseudo_log_likelihoods(self._model, texts)]
         if architecture != "decoder":
             reason = f"a model with {architecture} scores a text given another"

@@ -34,7 +34,7 @@ def pretrained_files(
 
     They are tokenizer_config.json, and tokenizer.json or a SentencePiece model. Our own tokenizers
     have the special tokens of all objectives. Other programs put those that tokenizer_config.json
-    names around texts or in place of tokens, so it names none that the model has not learned there.
+    names around texts or in place of tokens, so it names [CLS] and [SEP] only for encoders.
 
     Args:
         architecture: the model's architecture, which decides the special tokens around a text.
@@ -47,12 +47,14 @@ def pretrained_files(
     if isinstance(text_model, SentencePiece) and not text_model.is_own:
         return _sentencepiece_files(tokenizer, text_model)
 
-    roles = _special_tokens(tokenizer)
-    if text_model.is_own:
-        if architecture != "encoder":
-            del roles["cls_token"], roles["sep_token"]
-        if uses_sentinels:
-            roles["mask_token"] = tokenizer.name(tokenizer.vocabulary.sentinel(0))
+    roles, vocabulary = _special_tokens(tokenizer), tokenizer.vocabulary
+    # BART's <s> is also its [CLS].
+    begins_otherwise = vocabulary.bos not in (None, vocabulary.specials.get("[CLS]"))
+    if architecture != "encoder" and begins_otherwise:
+        roles.pop("cls_token", None)
+        roles.pop("sep_token", None)
+    if uses_sentinels and "mask_token" in roles:
+        roles["mask_token"] = tokenizer.name(vocabulary.sentinel(0))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     return {
         "tokenizer.json": _tokenizer_json(tokenizer, architecture),

@@ -49,7 +49,7 @@ def actions_of(model: "LanguageModel") -> list[str]:
         "reply": kind_of(model.config.task).replies,
         "continue": dimensions.architecture != "encoder" or rows.bounds_whole_text,
         "fill": rows.masked or rows.uses_sentinels,
-        "score": dimensions.architecture in ("encoder", "decoder"),
+        "score": dimensions.architecture in ("encoder", "decoder") or rows.uses_sentinels,
     }
     return [name for name in ACTIONS if can[name] and dimensions.lm_head]
 

@@ -152,7 +152,7 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[Line]:
 def _run(plan: Plan) -> list[Line]:
     """The tokens, days, dollars and energy of the whole run."""
     steps, at_most = plan.config.training.steps, plan.config.data.epochs
-    unit = f"steps, or fewer: at most {at_most} epochs" if at_most else "steps"
+    unit = f"steps, unless data.epochs={at_most} ends it earlier" if at_most else "steps"
     lines: list[Line] = [("the run", f"{steps:,}", unit)]
     epochs = plan.epochs_of_sources()
     for source, tokens in plan.tokens_of_sources().items():

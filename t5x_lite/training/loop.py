@@ -314,7 +314,8 @@ def _steps_to_keep(config: RunConfig, batches: Batches, steps: int) -> KeptSteps
                 continue
             rest = Amount(amount.number - before, amount.unit)
             step = config.start.step + rest.to_steps(in_a_step)
-        if config.data.epochs and step == steps + 1:  # epochs end with the last whole batch
+        # Epochs end with their last whole batch, at most one step before this amount of text.
+        if amount.unit != "steps" and step == steps + 1 and steps < config.training.steps:
             step = steps
         if step > steps:
             after = f"{text} would be step {step:,}, after the last, {steps:,}"

@@ -271,19 +271,14 @@ def check_same_run(
         if jax.process_index() == 0:
             say(f"{key}: {old[key]!r} before, {new[key]!r} after step {saved}")
 
-    # A longer run is allowed, but it moves the end of a schedule that ends with the run.
+    # More steps are allowed, but they move the end of a schedule that ends with the run.
     old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
-    ends = {
-        "training.steps": (old_end, new_end),
-        "data.epochs": (before.data.epochs, config.data.epochs),
-    }
-    for key, (old_value, new_value) in ends.items():
-        moves_end = old_value != new_value and depends_on_end(config.optimizer)
-        if saved and moves_end and jax.process_index() == 0:
-            say(
-                f"{key}: {old_value} before, {new_value} now: from here on the learning rate "
-                "decays to the new end; optimizer.decay_steps would have fixed it"
-            )
+    ends_with_run = depends_on_end(config.optimizer)
+    if saved and ends_with_run and old_end != new_end and jax.process_index() == 0:
+        say(
+            f"training.steps: {old_end} before, {new_end} now: from here on the learning rate "
+            "decays to the new end; optimizer.decay_steps would have fixed it"
+        )
     return changes
 
 

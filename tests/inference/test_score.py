@@ -15,7 +15,9 @@ from t5x_lite.inference.score import (
     score_at_sentinels,
     score_targets,
     target_log_probabilities,
+    way_to_score,
 )
+from t5x_lite.inference.token_predictions import predict_tokens
 
 
 def test_scores_are_the_log_probabilities_of_the_rows(make):
@@ -84,16 +86,16 @@ def test_a_span_is_scored_in_the_place_of_its_sentinel(make, objective):
     np.testing.assert_array_equal(found.nats, expected.nats[1:])
 
 
-@pytest.mark.parametrize(
-    ("objective", "architecture"),
-    [
-        ("span_corruption", "encoder_decoder"),
-        ("ul2", "encoder_decoder"),
-        ("iid_denoising", "prefix_decoder"),
-        ("span_corruption", "decoder"),
-    ],
-)
-def test_a_model_that_writes_spans_scores_in_place_of_sentinels(make, objective, architecture):
+SENTINELS = [
+    ("span_corruption", "encoder_decoder"),
+    ("ul2", "encoder_decoder"),
+    ("iid_denoising", "prefix_decoder"),
+    ("span_corruption", "decoder"),
+]
+
+
+@pytest.mark.parametrize(("objective", "architecture"), SENTINELS)
+def test_a_model_with_sentinels_scores_in_their_place(make, objective, architecture):
     """Without a context each token in place of its own, else the text in the place of one, at the
     blank or after the context. The id that ends a span does not count.
     """
@@ -111,15 +113,59 @@ def test_a_model_that_writes_spans_scores_in_place_of_sentinels(make, objective,
     assert pseudo.nats == pytest.approx(expected, abs=1e-4)
     assert (pseudo.kind, pseudo.tokens) == ("pseudo_log_likelihood", 2)
     assert score(loaded, ["", "at"])[0].nats == 0
-    if loaded.rows.continues_text:  # UL2 has learned to do that without a sentinel
-        return
-    for context, after in [("the c", ""), ("the c___ sees", " sees")]:
+    contexts = [("the c___ sees", " sees"), ("the c", "")]
+    for context, after in contexts[: 1 if loaded.rows.continues_text else 2]:
         (one,) = score(loaded, ["at"], context)
         expected = of_span(encode("the c"), encode(after), encode("at"))
         assert one.nats == pytest.approx(expected, abs=1e-4)
         assert (one.kind, one.tokens) == ("log_probability", 2)
     with pytest.raises(UserError, match="has 2 blanks, expected one"):
         score(loaded, ["at"], "___ c___")
+
+
+@pytest.mark.parametrize(("objective", "architecture"), SENTINELS)
+def test_what_does_not_fit_a_row_with_its_sentinel_is_refused(make, objective, architecture):
+    """It is not cut: a piece without its sentinel is nothing that the model has learned."""
+    loaded = untrained(make, objective, architecture)
+    room = loaded.model.max_length
+    alone = room - 2 if loaded.model.is_encoder_decoder else room - 4 - (objective == "ul2")
+    assert score(loaded, ["a" * alone], "___")[0].tokens == alone
+    too_long = "a" * (alone + 1)
+    for ask in (
+        lambda text: score(loaded, [text], "___"),
+        lambda text: predict_tokens(loaded, text, "___"),
+    ):
+        with pytest.raises(UserError, match=rf"takes {room + 1} positions .* have {room}; shorten"):
+            ask(too_long)
+
+
+WAYS = [
+    ("causal_lm", "decoder", "left_to_right", "left_to_right", "left_to_right"),
+    ("masked_lm", "encoder", "masks", "masks", "masks"),
+    ("masked_next_token", "decoder", "masks", "masks", "masks"),
+    ("span_corruption", "encoder_decoder", "sentinels", "sentinels", "sentinels"),
+    ("span_corruption", "decoder", "sentinels", "sentinels", "sentinels"),
+    ("ul2", "encoder_decoder", "sentinels", "left_to_right", "sentinels"),
+    ("prefix_lm + span_corruption", "prefix_decoder", "sentinels", "left_to_right", "sentinels"),
+    ("causal_lm + span_corruption", "decoder", "left_to_right", "left_to_right", "sentinels"),
+    ("causal_lm + masked_next_token", "decoder", "left_to_right", "left_to_right", "masks"),
+    ("span_corruption + masked_next_token", "decoder", "masks", "sentinels", "sentinels"),
+]
+
+
+@pytest.mark.parametrize(("objective", "architecture", "alone", "after", "in_blank"), WAYS)
+def test_each_model_scores_as_it_has_learned(make, objective, architecture, alone, after, in_blank):
+    loaded = untrained(make, objective, architecture, **{"model.positions": "relative"})
+    for context, way in (("", alone), ("the", after), ("the ___ sees", in_blank)):
+        assert way_to_score(loaded, context) == way
+        if way == "masks" and context:
+            continue  # predict_tokens masks each token alone
+        (whole,) = score(loaded, [" cat"], context)
+        assert (whole.kind == "log_probability") == bool(context or way == "left_to_right")
+        tokens = predict_tokens(loaded, " cat", context)
+        total = sum(np.log(token.probability) for token in tokens)
+        assert total == pytest.approx(whole.nats, abs=1e-3)
+    assert score(loaded, []) == []
 
 
 def test_a_decoder_of_masks_scores_by_them(make):

@@ -201,6 +201,20 @@ def test_no_prompt_holds_the_asked_example_and_its_answer(write, tmp_path, layou
             assert f"{example.text}?" not in prompt
 
 
+@pytest.mark.parametrize("objective", ["span_corruption", "ul2"])
+@pytest.mark.parametrize("architecture", ["decoder", "prefix_decoder", "encoder_decoder"])
+def test_a_long_prompt_leaves_room_for_the_sentinels(make, objective, architecture):
+    """The answer and the id that ends it fill the row to its last position."""
+    loaded = untrained(make, objective, architecture)
+    (one,) = score_answers(loaded, ["the cat " * 50], ["sees"])
+    assert len(one.nats) == len("sees") + 1
+    if architecture != "encoder_decoder":
+        mode = 1 if objective == "ul2" else 0
+        kept = loaded.model.max_length - len("sees") - 4 - mode
+        (expected,) = score_answers(loaded, [("the cat " * 50)[-kept:]], ["sees"])
+        np.testing.assert_array_equal(one.nats, expected.nats)
+
+
 @pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
 def test_a_question_that_is_too_long_loses_its_beginning_and_no_other_is_changed(
     make, write, architecture

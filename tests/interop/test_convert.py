@@ -305,9 +305,9 @@ def test_a_model_leaves_as_what_it_came_as(tmp_path):
     assert config["architectures"] == ["CamembertForMaskedLM"]
 
 
-def masked_run(make, workdir, objective):
+def masked_run(make, workdir, objective, **more):
     """The run directory of a decoder that sees both sides of a mask, and the model."""
-    settings = {"model.positions": "rotary", "model.mlm_head": True}
+    settings = {"model.positions": "rotary", "model.mlm_head": True, **more}
     loaded = untrained(make, objective, "decoder", **settings)
     run_directory.create(workdir, loaded.config, loaded.tokenizer, loaded.params)
     return loaded
@@ -340,6 +340,45 @@ def test_a_decoder_that_learned_both_leaves_in_either_way(make, tmp_path):
     run_directory.create(tmp_path / "c", causal.config, loaded.tokenizer, causal.params)
     with pytest.raises(UserError, match="--masked: this model learned causal_lm, not masked_next"):
         convert.export_model(tmp_path / "c", tmp_path / "x", "float32", masked=True)
+
+
+MODERNBERT = {
+    "model.feed_forward": "gated_mlp",
+    "model.bias": False,
+    "model.embedding_norm": True,
+    "model.first_norm": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("masked", "model_type", "mask"),
+    [(False, "modernbert-decoder", "<extra_id_0>"), (True, "modernbert", "[MASK]")],
+)
+def test_an_export_names_the_mask_of_what_it_was_exported_for(
+    make, tmp_path, masked, model_type, mask
+):
+    objective = "causal_lm + span_corruption + masked_next_token"
+    masked_run(make, tmp_path / "run", objective, **MODERNBERT)
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32", masked=masked)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["model_type"] == model_type
+    names = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert names["mask_token"] == mask
+
+
+def test_a_model_of_sentinels_keeps_its_special_tokens_when_it_comes_back(make, tmp_path):
+    t5 = {"model.positions": "relative", "model.norm": "rms_norm", "model.bias": False}
+    loaded = untrained(make, "span_corruption", "encoder_decoder", **t5)
+    run_directory.create(tmp_path / "run", loaded.config, loaded.tokenizer, loaded.params)
+    convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
+    convert.import_model(tmp_path / "out", tmp_path / "again", "")
+    convert.export_model(tmp_path / "again", tmp_path / "twice", "float32")
+    once, twice = (
+        (tmp_path / name / "tokenizer_config.json").read_text() for name in ("out", "twice")
+    )
+    assert json.loads(once) == json.loads(twice)
+    assert json.loads(once)["mask_token"] == "<extra_id_0>"
+    assert "cls_token" not in json.loads(once)
 
 
 def test_a_stale_index_does_not_win_over_the_file(gpt2):

@@ -414,8 +414,10 @@ def test_the_end_of_the_last_epoch_is_kept_as_that_much_text(config_file, text_f
     for amount, step in zip(amounts, kept, strict=False):
         out, _ = run("evaluate", f"--workdir={tmp_path / 'run'}@{amount}", "--json")
         assert json.loads(out)["step"] == step
-    out, _ = run(*command, "--config.data.epochs=4")
-    assert "data.epochs: 3 before, 4 now: from here on the learning rate decays" in out
+    # A number of steps is no amount of text.
+    more = ("--config.training.steps=6", "--config.training.keep_at=('7',)")
+    out, _ = run(*command[:2], f"--workdir={tmp_path / 'short'}", *more)
+    assert "training.keep_at: 7 would be step 7, after the last, 6" in out
 
 
 def test_a_run_may_start_from_a_kept_step(several, tmp_path):

@@ -82,11 +82,6 @@ class RowPlan:
         return any(member.objective.uses_sentinels for member in self.members)
 
     @property
-    def writes_spans(self) -> bool:
-        """True if text is only predicted in place of sentinels, as in T5."""
-        return self.uses_sentinels and not (self.continues_text or self.shape.looks_ahead)
-
-    @property
     def mode_of_sentinels(self) -> str:
         """UL2 mode of the first objective that uses sentinels; "" if there is none."""
         modes = [

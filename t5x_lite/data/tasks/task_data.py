@@ -40,7 +40,6 @@ class TaskPlan:
     bounds_whole_text = False
     continues_text = True
     uses_sentinels = False
-    writes_spans = False
     mode_of_sentinels = ""
     inputs_end_in_eos = True
     loss = "heads"
