@@ -113,10 +113,10 @@ def test_projections_that_split_heads_in_the_product_are_the_same(kind, monkeypa
         tangent = jax.jvp(lambda x: total(params, x)[0], (x,), (jnp.cos(x),))[1]
         return y, gradients, tangent
 
-    expected = outputs_and_gradients()
+    expected = jax.jit(lambda: outputs_and_gradients())()
     splits = []
     monkeypatch.setattr(dense, "heads_in_product", lambda *of: splits.append(of) or True)
-    found = outputs_and_gradients()
+    found = jax.jit(lambda: outputs_and_gradients())()
     assert splits
     error = 0.05 if config.dtype == "bfloat16" else 1e-4
     jax.tree.map(partial(np.testing.assert_allclose, rtol=error, atol=error), found, expected)

@@ -43,9 +43,14 @@ T5_BASE = {
 
 def run(part, params, x, segments, noise=None, drops=True):
     """What the block makes of the part on one device."""
-    stack = SimpleNamespace(segments=segments, noise=noise or Noise(jnp.arange(len(x))))
-    rngs = {"dropout": jax.random.key(7)}
-    return part.apply({"params": params}, x, stack, drops, method=_whole, rngs=rngs)
+
+    @jax.jit  # much faster to compile than each of its operations
+    def compute(params, x, segments):
+        stack = SimpleNamespace(segments=segments, noise=noise or Noise(jnp.arange(len(x))))
+        rngs = {"dropout": jax.random.key(7)}
+        return part.apply({"params": params}, x, stack, drops, method=_whole, rngs=rngs)
+
+    return compute(params, x, segments)
 
 
 def params_of(part):
