@@ -159,7 +159,8 @@ def test_replaced_tokens_are_those_that_the_generator_got_wrong(run_of):
 def test_what_is_logged_is_what_is_minimised(run_of, objective):
     """The head of the manual states its weight once, as the divisor."""
     resolved, loss, batch = run_of(objective)
-    sums = loss.sums(random_params(resolved.model, stddev=0.1), batch, jax.random.key(1))
+    params = random_params(resolved.model, stddev=0.1)
+    sums = jax.jit(loss.sums)(params, batch, jax.random.key(1))
     minimised = loss.mean(sums, loss.divisors(batch))
     assert mean_metrics(sums)["total_loss"] == pytest.approx(float(minimised), rel=1e-6)
 
@@ -171,7 +172,10 @@ def test_samples_do_not_depend_on_microbatches(run_of, objective, key):
     for microbatches in (1, 2, 4):
         resolved, loss, batch = run_of(objective, **{"training.microbatches": microbatches})
         params = random_params(resolved.model, stddev=0.1)
-        sums = loss.evaluate(params, batch) if key is None else loss.gradient(params, batch, key)[1]
+        if key is None:
+            sums = jax.jit(loss.evaluate)(params, batch)
+        else:
+            _, sums = jax.jit(loss.gradient)(params, batch, key)
         found.append(jax.tree.map(float, sums))
     for other in found[1:]:
         for name, term in found[0].items():
