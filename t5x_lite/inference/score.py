@@ -399,8 +399,8 @@ def pseudo_log_likelihoods(loaded: LoadedModel, texts: Sequence[str]) -> list[Sc
         return []
     of_texts = [loaded.tokenizer.encode(text) for text in texts]
     if loaded.rows.uses_sentinels and not loaded.rows.shape.looks_ahead:
-        parts_of_texts = [parts for ids in of_texts for parts in around_each_token(ids)]
-        before, spans, after = ([parts[part] for parts in parts_of_texts] for part in range(3))
+        around = [one for ids in of_texts for one in around_each_token(ids)]
+        before, spans, after = ([one[place] for one in around] for place in range(3))
         scores = score_at_sentinels(loaded, before, after, spans)
         nats = np.array([one.nats[0] for one in scores])
     else:

@@ -320,7 +320,7 @@ def _modernbert_fields(config: ConfigJson, uncounted: int = 1) -> ModelFields:
 def _modernbert_settings(model: ModelDimensions, uncounted: int = 1) -> ConfigJson:
     """Write the settings that _modernbert_fields reads."""
     layers = write_layers(model)
-    window = layers.pop("sliding_window") or 64 + uncounted  # the default, if no layer is local
+    window = layers.pop("sliding_window")
     biases = dict.fromkeys(("norm_bias", "mlp_bias", "classifier_bias"), model.bias)
     return {
         **biases,
@@ -328,7 +328,7 @@ def _modernbert_settings(model: ModelDimensions, uncounted: int = 1) -> ConfigJs
         **write_rotary_by_type(model, "global_rope_theta", "local_rope_theta"),
         "attention_bias": model.attention_bias == "all",
         "classifier_activation": ACTIVATION_NAMES[model.activation],
-        "local_attention": 2 * (window - uncounted),
+        "local_attention": 2 * (window - uncounted) if window else 128,
     }
 
 
