@@ -188,13 +188,15 @@ def export_model(
         loaded.tokenizer,
         dtype,
         task_head,
-        loaded.ends,
-        loaded.start,
-        loaded.conventions.model_type,
-        loaded.model.architecture,
-        loaded.rows.uses_sentinels and model.architecture == loaded.model.architecture,
-        origin,
-        card,
+        ends=loaded.ends,
+        start=loaded.start,
+        model_type=loaded.conventions.model_type,
+        framed_as=loaded.model.architecture,
+        # What a decoder has learned with masks is exported as an encoder.
+        uses_sentinels=loaded.rows.uses_sentinels
+        and model.architecture == loaded.model.architecture,
+        origin=origin,
+        card=card,
     )
     say(f"exported: {path}, for {class_name}.from_pretrained")
 

@@ -48,9 +48,9 @@ def pretrained_files(
         return _sentencepiece_files(tokenizer, text_model)
 
     roles, vocabulary = _special_tokens(tokenizer), tokenizer.vocabulary
-    # BART's <s> is also its [CLS].
-    begins_otherwise = vocabulary.bos not in (None, vocabulary.specials.get("[CLS]"))
-    if architecture != "encoder" and begins_otherwise:
+    # An encoder alone reads [CLS]; but BART's [CLS] is its <s>, which its texts begin with.
+    cls_is_start = vocabulary.bos in (None, vocabulary.specials.get("[CLS]"))
+    if architecture != "encoder" and not cls_is_start:
         roles.pop("cls_token", None)
         roles.pop("sep_token", None)
     if uses_sentinels and "mask_token" in roles:

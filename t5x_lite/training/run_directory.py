@@ -272,8 +272,8 @@ def check_same_run(
             say(f"{key}: {old[key]!r} before, {new[key]!r} after step {saved}")
 
     # More steps are allowed, but they move the end of a schedule that ends with the run.
-    old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
     ends_with_run = depends_on_end(config.optimizer)
+    old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
     if saved and ends_with_run and old_end != new_end and jax.process_index() == 0:
         say(
             f"training.steps: {old_end} before, {new_end} now: from here on the learning rate "
