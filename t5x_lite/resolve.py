@@ -166,11 +166,10 @@ def text_data(resolved: Resolved, corpus: Corpus) -> TextData:
     return TextData(resolved.rows, config.data, config.seed, corpus, start.skip_tokens, steps)
 
 
-def with_steps_of(resolved: Resolved, batches: Batches) -> Resolved:
-    """Return the run with as many steps as data.epochs allow."""
-    before = resolved.config.start.step
-    steps = batches.num_steps(resolved.steps - before, resolved.config.data.epochs)
-    return replace(resolved, steps=before + steps)
+def last_step(config: RunConfig, batches: Batches) -> int:
+    """Return the last step of a run: training.steps, or an earlier one if data.epochs ends it."""
+    before = config.start.step
+    return before + batches.num_steps(config.training.steps - before, config.data.epochs)
 
 
 def resolve_model(

@@ -59,13 +59,7 @@ from t5x_lite.report.environment import environment
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
-from t5x_lite.training.whole_text import (
-    BOUND,
-    EXACT,
-    validation_text,
-    whole_evaluations,
-    whole_text_bits,
-)
+from t5x_lite.training.whole_text import BOUND, EXACT, validation_text, whole_text_bits
 
 # How the prompts in a report are continued: by sampling, because the likeliest text of a small
 # model repeats itself
@@ -438,9 +432,9 @@ def summarise(run: SeededRun) -> dict[str, Any]:
 
 
 def _whole_text_curves(stage: Stage, records: Sequence[dict[str, Any]]) -> ScoreCurves:
-    """Return the bits per byte of the validation text at each evaluation of a stage."""
+    """Return the bits per byte of the validation text at each evaluation that read all of it."""
     curves: ScoreCurves = {}
-    for record in whole_evaluations(records, stage.resolved.config):
+    for record in (one for one in records if one["split"] == "validation"):
         bits = whole_text_bits(record, stage.resolved.rows, stage.data.corpus.manifest)
         for name, value in bits.items():
             curves.setdefault(name, []).append([record["step"], value])

@@ -20,7 +20,7 @@ from t5x_lite.errors import read_json
 from t5x_lite.model.transformer import count_parameters
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.run_directory import LoadedModel
-from t5x_lite.training.whole_text import BOUND, EXACT, whole_evaluations, whole_text_bits
+from t5x_lite.training.whole_text import BATCHES, BOUND, EXACT, whole_text_bits
 
 # End of a class name → what the model does, as the Hub calls it
 PIPELINES = {
@@ -198,9 +198,8 @@ def _scores(loaded: LoadedModel, workdir: Path) -> _Rows:
     if isinstance(loaded.rows, TaskPlan):
         return _of_task(loaded, workdir)
     records = read_metrics(workdir / "metrics.jsonl")
-    evaluated = [
-        one for one in whole_evaluations(records, loaded.config) if one["step"] == loaded.step
-    ]
+    here = [one for one in records if (one["step"], one["split"]) == (loaded.step, "validation")]
+    evaluated = [one for one in here if BATCHES not in one]
     if not evaluated:
         return []
     found = {key: evaluated[-1][key] for key in ("loss", "accuracy")}

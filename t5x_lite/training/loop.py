@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved, with_steps_of
+from t5x_lite.resolve import Resolved, last_step
 from t5x_lite.training import run_directory, run_history
 from t5x_lite.training.averaging import average_or_newest, restarted
 from t5x_lite.training.best import PREFIX, BestCheckpoint
@@ -54,6 +54,7 @@ from t5x_lite.training.step import (
     state_shapes,
 )
 from t5x_lite.training.stopping import StopSignal
+from t5x_lite.training.whole_text import BATCHES
 
 
 def setup_jax(dtype: str = "float32") -> None:
@@ -135,7 +136,7 @@ class Run(Evaluator):
             reason = f"objective={config.objective}: scores nothing in the first rows"
             raise UserError(BAD_DATA, f"{reason}; use inspect to see them")
         # data.epochs may end the run before training.steps.
-        resolved = with_steps_of(resolved, self.batches)
+        resolved = replace(resolved, steps=last_step(resolved.config, self.batches))
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
         self.kept = _steps_to_keep(self.resolved.config, self.batches, self.resolved.steps)
         self.adaptation = self.program.adaptation
@@ -377,7 +378,7 @@ def train(
     has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
     if not (has_begun and config.init_from):
         run_directory.check_init_from(run.resolved, data.tokenizer)
-    with run_directory.owned(workdir, config, run.resolved.steps, data, take_over, change):
+    with run_directory.owned(workdir, config, run.batches, data, take_over, change):
         if config.init_from:
             run_directory.keep_ends(workdir, run_directory.base_of(config).directory)
         if not run.adaptation.is_full or config.start.step:
@@ -520,6 +521,8 @@ def _evaluate(
     with log.watch("evaluation"):
         params = run.whole(state)
         validation = run.evaluate(params, most, heartbeat.evaluated)
+        if 0 < most < run.validation.validation_batches:
+            validation[BATCHES] = most
         if judge:
             judged = judge(run.loaded(params, step))
             validation |= {f"{PREFIX}{name}": value for name, value in judged.items()}

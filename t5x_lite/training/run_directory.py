@@ -40,7 +40,7 @@ from t5x_lite.config.roles import (
     settings_with,
     without_effect,
 )
-from t5x_lite.data.rows.batches import RunData
+from t5x_lite.data.rows.batches import Batches, RunData
 from t5x_lite.data.rows.row_plan import RowPlan
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
@@ -65,7 +65,7 @@ from t5x_lite.model.vocabulary import with_more_ids
 from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.parallel.mesh import DeviceMesh, make_mesh, padded_for, use_mesh
 from t5x_lite.progress import say
-from t5x_lite.resolve import Resolved, resolve, text_data
+from t5x_lite.resolve import Resolved, last_step, resolve, text_data
 from t5x_lite.training import run_history
 from t5x_lite.training.adapt import is_added, parse_adaptation
 from t5x_lite.training.best import best_directory
@@ -102,7 +102,7 @@ def fixed_settings(config: dict[str, Any]) -> dict[str, Any]:
 def owned(
     workdir: Path,
     config: RunConfig,
-    steps: int,
+    batches: Batches,
     data: RunData,
     take_over: bool = False,
     change: bool = False,
@@ -136,7 +136,7 @@ def owned(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
-        changes = check_same_run(workdir, config, steps, change)
+        changes = check_same_run(workdir, config, batches, change)
         check_same_text(workdir, data)
         remember(config)
         try:
@@ -233,11 +233,12 @@ def _check_names_no_checkpoint(workdir: Path) -> None:
 
 
 def check_same_run(
-    workdir: Path, config: RunConfig, steps: int, change: bool
+    workdir: Path, config: RunConfig, batches: Batches, change: bool
 ) -> dict[str, list[Any]]:
     """Reject settings that differ from the settings that the directory's run was started with.
 
     Args:
+        batches: the run's batches, which say where data.epochs ends it.
         change: accept other values of settings with the role ADJUSTABLE.
 
     Returns:
@@ -245,6 +246,7 @@ def check_same_run(
     """
     # A run cannot go back to an earlier step.
     saved = max(saved_steps(workdir / "checkpoints"), default=0)
+    steps = last_step(config, batches)
     if saved > steps:
         reason = f"got {steps}, but the run in {workdir} has done {saved}"
         raise UserError(
@@ -271,12 +273,13 @@ def check_same_run(
         if jax.process_index() == 0:
             say(f"{key}: {old[key]!r} before, {new[key]!r} after step {saved}")
 
-    # More steps are allowed, but they move the end of a schedule that ends with the run.
+    # More steps or epochs are allowed, but they move the end of a schedule that ends with the run.
     ends_with_run = depends_on_end(config.optimizer)
-    old_end, new_end = (one.start.schedule_end or one.training.steps for one in (before, config))
+    old_end = before.start.schedule_end or last_step(before, batches)
+    new_end = config.start.schedule_end or steps
     if saved and ends_with_run and old_end != new_end and jax.process_index() == 0:
         say(
-            f"training.steps: {old_end} before, {new_end} now: from here on the learning rate "
+            f"the last step: {old_end} before, {new_end} now: from here on the learning rate "
             "decays to the new end; optimizer.decay_steps would have fixed it"
         )
     return changes

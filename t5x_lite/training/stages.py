@@ -177,11 +177,10 @@ def train_stages(
     if len(stages) > 1:
         run_directory.check_is_free(stages[-1].directory)
         for stage in stages:
-            loop.Run(stage.resolved, stage.data)  # rejects a run that cannot work
+            run = loop.Run(stage.resolved, stage.data)  # rejects a run that cannot work
             with messages_to(silent):
-                run_directory.check_same_run(
-                    stage.directory, stage.resolved.config, stage.resolved.steps, change
-                )
+                config = run.resolved.config
+                run_directory.check_same_run(stage.directory, config, run.batches, change)
     # If a stage has begun, all stages before it are done, even if their directories were removed.
     begun = [number for number, stage in enumerate(stages) if stage.saved_steps]
     first = begun[-1] if begun else 0

@@ -84,13 +84,15 @@ def test_a_card_tells_of_every_stage(tmp_path, text_file):
     assert "trained with `prefix_lm` for 3 steps" in card
 
 
-def test_a_part_of_the_validation_text_gives_no_score(tmp_path, text_file):
-    more = {"training.eval_every": 3, "training.eval_steps": 1, "training.keep_every": 3}
+@pytest.mark.parametrize("end", [{}, {"training.steps": 100, "data.epochs": 1}])
+def test_a_part_of_the_validation_text_gives_no_score(tmp_path, text_file, end):
+    more = {"training.eval_every": 3, "training.eval_steps": 1, "training.keep_every": 3, **end}
     with t5x_lite.messages_to(lambda line: None):
         t5x_lite.train(
             settings(text_file, **more, **{"model.positions": "rotary"}), tmp_path / "run"
         )
-    for step, has_scores in ((3, False), (6, True)):
+    last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]["step"]
+    for step, has_scores in ((3, False), (last, True)):
         run("export", f"--workdir={tmp_path / 'run'}@{step}", tmp_path / f"{step}")
         assert ("## Scores" in (tmp_path / f"{step}/README.md").read_text()) == has_scores
 

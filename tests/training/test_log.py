@@ -2,6 +2,7 @@ import pytest
 from conftest import run
 
 from t5x_lite.training.log import mean_metrics, read_metrics
+from t5x_lite.training.whole_text import whole_text_bits
 
 
 def test_profiles_tensorboard_and_records(tmp_path, config_file):
@@ -84,12 +85,18 @@ def test_a_run_says_where_it_trains_and_from_where_it_goes_on(tmp_path, config_f
     assert "1 × cpu, float32, attention plain; already at step 4 of 4" in train(4)
 
 
-def test_evaluations_on_the_way_may_read_some_batches_only(tmp_path, config_file):
-    tokens = {}
+def test_evaluations_on_the_way_may_read_some_batches_only(tmp_path, config_file, make):
+    resolved, corpus = make()
+    tokens, bits = {}, {}
     for most in (0, 1):
         settings = {"training.steps": 2, "training.eval_every": 1, "training.eval_steps": most}
         run("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / str(most)}")
         records = read_metrics(tmp_path / str(most) / "metrics.jsonl")
-        tokens[most] = [r["loss_tokens"] for r in records if r["split"] == "validation"]
+        evaluated = [record for record in records if record["split"] == "validation"]
+        tokens[most] = [record["loss_tokens"] for record in evaluated]
+        bits[most] = [whole_text_bits(r, resolved.rows, corpus.manifest) for r in evaluated]
     assert tokens[1][0] < tokens[0][0]
     assert tokens[1][1] == tokens[0][1] == tokens[0][0]  # the last one reads the whole split
+    assert not bits[1][0]  # of a part of the text, they would be too few
+    assert bits[1][1] == bits[0][1]
+    assert bits[0][0]["bits_per_byte"] > bits[0][1]["bits_per_byte"] > 1

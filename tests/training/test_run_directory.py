@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -78,10 +79,25 @@ def test_fewer_steps_are_refused_and_more_say_what_becomes_of_the_schedule(train
     _, err = run(*command, "--config.training.steps=4", code=78)
     assert f"training.steps: got 4, but the run in {workdir} has done 6" in err
     out, _ = run(*command, "--config.training.steps=7")
-    assert "training.steps: 6 before, 7 now" in out
+    assert "the last step: 6 before, 7 now" in out
     assert "the learning rate decays to the new end" in out
     out, _ = run(*command, "--config.training.steps=7")
     assert "the new end" not in out
+
+
+def test_more_epochs_move_the_end_as_more_steps_do(tmp_path, config_file):
+    text = tmp_path / "short.txt"
+    text.write_text(sentences(30))
+    settings = {"data.source": str(text), "data.epochs": 1, "training.steps": 100}
+    command = ("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / 'run'}")
+    end = int(re.search(r"step \d+/(\d+)", run(*command)[0])[1])
+    out, _ = run(*command, "--config.training.steps=200")  # the epochs end the run where they did
+    assert f"already at step {end} of {end}" in out
+    assert "the new end" not in out
+    out, _ = run(*command, "--config.data.epochs=2")
+    later = int(re.search(r"step \d+/(\d+)", out)[1])
+    assert later > end
+    assert f"the last step: {end} before, {later} now" in out
 
 
 def test_text_may_move_between_two_starts_but_not_change(tmp_path, config_file):
