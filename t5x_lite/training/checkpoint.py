@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import cache, reduce
 from importlib.metadata import version
 from operator import getitem
 from pathlib import Path
@@ -571,6 +571,7 @@ def _kind_of(array: Any) -> list:
     return [list(array.shape), str(array.dtype)]
 
 
+@cache
 def _versions() -> dict[str, str]:
     """Return the versions that a checkpoint was written with."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")

@@ -248,6 +248,11 @@ class Run(Evaluator):
             resolved.config, resolved.rows, model, self.tokenizer, params, step, mesh
         )
 
+    @cached_property
+    def _row_flops(self) -> float:
+        """FLOPs per row that the mathematics needs, without recomputation: MFU counts these."""
+        return step_flops(self.resolved, self.batches.shape, self.ledger.scored)
+
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Return the speed of training: tokens per second (encoder and decoder, without padding),
         seconds per step and MFU. `device_memory` is the peak of the first device in bytes, or None
@@ -255,15 +260,14 @@ class Run(Evaluator):
         """
         model = self.resolved.model
         rows_per_second = self.batches.batch_size * steps / max(seconds, 1e-9)
-        # MFU counts the FLOPs that the mathematics needs, without recomputation.
-        flops = step_flops(self.resolved, self.batches.shape, self.ledger.scored)
+        flops = rows_per_second * self._row_flops
         peak = peak_flops(jax.devices()[0].device_kind, model.dtype)
         stats = jax.local_devices()[0].memory_stats() or {}
         return {
             "tokens_per_second": rows_per_second * self.ledger.model_tokens,
             "step_seconds": seconds / max(steps, 1),
             "device_memory": stats.get("peak_bytes_in_use"),
-            "mfu": rows_per_second * flops / (peak * self.program.mesh.size) if peak else None,
+            "mfu": flops / (peak * self.program.mesh.size) if peak else None,
             "train_seconds": seconds,
         }
 

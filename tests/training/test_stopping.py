@@ -10,7 +10,7 @@ from training.runs import assert_same, figures, wait_for
 from t5x_lite.errors import HUNG_UP, INTERRUPTED, TERMINATED
 from t5x_lite.training.stopping import StopSignal
 
-STEPS = 250
+STEPS = 150
 
 
 @pytest.fixture(scope="module")
