@@ -230,6 +230,11 @@ def test_importing_it_imports_no_jax(module):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_the_api_waits_for_statistics_only_where_it_compares():
+    code = "import sys, t5x_lite.api; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_the_model_opens_no_files():
     readers = {"open", "exec", "eval", "fromfile", "loadtxt", "memmap", "read_text", "read_bytes"}
     for name, tree in modules_of("model").items():
