@@ -245,6 +245,19 @@ def forget_programs():
         computation.forget_programs()
 
 
+# Modules and packages of which nothing is ever compiled.
+ON_HOST = ("comparison", "data", "locks", "storage", "training.loop")
+
+
+def is_compiled(target) -> bool:
+    """Whether programs may be compiled from a module, a class or what a dotted name names."""
+    name = target if isinstance(target, str) else getattr(target, "__module__", None)
+    name = name or getattr(target, "__name__", "")  # a module's own
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return not any(f"{name}.".startswith(f"t5x_lite.{part}.") for part in ON_HOST)
+
+
 class Patches(pytest.MonkeyPatch):
     """Changes that are undone after a test. A change of code forgets the programs that were
     compiled from it, and so does undoing it. `chdir` and `setenv` change no code.
@@ -252,13 +265,15 @@ class Patches(pytest.MonkeyPatch):
 
     changes_code = False
 
-    def setattr(self, *args, **more):
-        self._forget()
-        super().setattr(*args, **more)
+    def setattr(self, target, *args, **more):
+        if is_compiled(target):
+            self._forget()
+        super().setattr(target, *args, **more)
 
-    def delattr(self, *args, **more):
-        self._forget()
-        super().delattr(*args, **more)
+    def delattr(self, target, *args, **more):
+        if is_compiled(target):
+            self._forget()
+        super().delattr(target, *args, **more)
 
     def setitem(self, dic, name, value):
         if dic is not os.environ:
