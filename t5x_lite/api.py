@@ -262,6 +262,8 @@ def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
     Returns:
         the results that the report shows.
     """
+    from t5x_lite.comparison import run  # its statistics take half a second to import
+
     with _gate() as by_caller:
         is_run = isinstance(config, str) and names_run(config)
         if isinstance(config, str):
@@ -272,8 +274,6 @@ def compare(config: ConfigLike, workdir: str | Path) -> dict[str, Any]:
         if by_caller and not is_run:
             written_here(config)
             load_own_tasks(config.tasks)
-        from t5x_lite.comparison import run  # its statistics take half a second to import
-
         return run.compare(config, Path(workdir))
 
 

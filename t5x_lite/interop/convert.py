@@ -161,7 +161,8 @@ def export_model(
     if masked and not looks_ahead:
         reason = f"this model learned {loaded.config.objective}, not masked_next_token"
         raise UserError(USAGE, f"export: --masked: {reason}; leave it out")
-    if looks_ahead and (masked or loaded.rows.masked):
+    as_encoder = looks_ahead and (masked or loaded.rows.masked)
+    if as_encoder:
         model, params = _as_encoder(model, params)
         say("exported as an encoder: it predicts each masked token at the position before it")
     elif looks_ahead:
@@ -170,8 +171,7 @@ def export_model(
         reason = "this model has LoRA updates that are not merged into its weights"
         fix = "use --merge to merge them, or --adapter to write only them"
         raise UserError(USAGE, f"export: {reason}; {fix}")
-    made_from = _made_from(workdir, loaded.step, dtype, lora, masked)
-    origin = {**made_from, "t5x_lite": VERSION}
+    origin = {**_made_from(workdir, loaded.step, dtype, lora, masked), "t5x_lite": VERSION}
     if not naming.name:
         naming = naming._replace(name=path.resolve().name)
     card = partial(model_card, loaded, workdir, naming, lora == "adapter")
@@ -192,9 +192,7 @@ def export_model(
         start=loaded.start,
         model_type=loaded.conventions.model_type,
         framed_as=loaded.model.architecture,
-        # What a decoder has learned with masks is exported as an encoder.
-        uses_sentinels=loaded.rows.uses_sentinels
-        and model.architecture == loaded.model.architecture,
+        uses_sentinels=loaded.rows.uses_sentinels and not as_encoder,
         origin=origin,
         card=card,
     )

@@ -198,8 +198,8 @@ def _scores(loaded: LoadedModel, workdir: Path) -> _Rows:
     if isinstance(loaded.rows, TaskPlan):
         return _of_task(loaded, workdir)
     records = read_metrics(workdir / "metrics.jsonl")
-    here = [one for one in records if (one["step"], one["split"]) == (loaded.step, "validation")]
-    evaluated = [one for one in here if BATCHES not in one]
+    here = loaded.step, "validation"
+    evaluated = [r for r in records if (r["step"], r["split"]) == here and BATCHES not in r]
     if not evaluated:
         return []
     found = {key: evaluated[-1][key] for key in ("loss", "accuracy")}

@@ -135,7 +135,6 @@ class Run(Evaluator):
         if not self.ledger.loss_tokens:
             reason = f"objective={config.objective}: scores nothing in the first rows"
             raise UserError(BAD_DATA, f"{reason}; use inspect to see them")
-        # data.epochs may end the run before training.steps.
         resolved = replace(resolved, steps=last_step(resolved.config, self.batches))
         super().__init__(resolved, data, devices, self.batches.raw_tokens)
         self.kept = _steps_to_keep(self.resolved.config, self.batches, self.resolved.steps)

@@ -88,7 +88,7 @@ def test_a_run_says_where_it_trains_and_from_where_it_goes_on(tmp_path, config_f
 def test_evaluations_on_the_way_may_read_some_batches_only(tmp_path, config_file, make):
     resolved, corpus = make()
     tokens, bits = {}, {}
-    for most in (0, 1):
+    for most in (0, 1, 1000):
         settings = {"training.steps": 2, "training.eval_every": 1, "training.eval_steps": most}
         run("train", f"--config={config_file(**settings)}", f"--workdir={tmp_path / str(most)}")
         records = read_metrics(tmp_path / str(most) / "metrics.jsonl")
@@ -99,4 +99,5 @@ def test_evaluations_on_the_way_may_read_some_batches_only(tmp_path, config_file
     assert tokens[1][1] == tokens[0][1] == tokens[0][0]  # the last one reads the whole split
     assert not bits[1][0]  # of a part of the text, they would be too few
     assert bits[1][1] == bits[0][1]
+    assert bits[1000] == bits[0]  # more than there are is all of them
     assert bits[0][0]["bits_per_byte"] > bits[0][1]["bits_per_byte"] > 1
