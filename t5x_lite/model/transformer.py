@@ -580,11 +580,12 @@ def blank_row(config: ModelDimensions, length: int = 8) -> Row:
 
 
 def initialise(config: ModelDimensions, key: Array) -> Params:
-    """Draw fresh parameters, boxed with their axis names. They do not depend on the attention
-    kernel.
+    """Draw fresh parameters, boxed with their axis names. They depend neither on the attention
+    kernel nor on `scan`.
     """
+    # One block that draws for all layers compiles in the time of one layer.
     model = Transformer(
-        replace(config, attention_kernel="plain", attention_rules=(), local_rules=())
+        replace(config, scan=True, attention_kernel="plain", attention_rules=(), local_rules=())
     )
     variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
     params = dict(variables["params"])

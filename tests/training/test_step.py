@@ -14,7 +14,7 @@ from t5x_lite.model.parts.contract import Measured
 from t5x_lite.model.parts.table import FEED_FORWARDS
 from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.loss import make_loss
-from t5x_lite.training.step import fresh_state, make_train_step
+from t5x_lite.training.step import fresh_parameters, fresh_state, make_train_step
 
 
 def loss_and_batch(make, *args, **settings):
@@ -82,6 +82,18 @@ def test_bfloat16_is_float32_within_its_digits(make, objective, architecture):
     difference = jax.tree.map(jnp.subtract, gradient, half_gradient)
     assert 0 < float(optax.tree.norm(difference) / optax.tree.norm(gradient)) < 0.03
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half_gradient))
+
+
+def test_parameters_of_more_layers_are_drawn_by_no_longer_program(make):
+    """Not even where the layers are unrolled."""
+
+    def lines(layers):
+        settings = {"model.num_layers": layers, "model.scan": False}
+        resolved, _ = make("span_corruption", **settings)
+        drawn = jax.jit(partial(fresh_parameters, resolved.model)).lower(0)
+        return drawn.as_text().count("\n")
+
+    assert lines(6) == lines(2)
 
 
 def test_dropout_is_a_function_of_the_step_and_off_in_evaluation(make):
