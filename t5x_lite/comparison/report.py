@@ -601,7 +601,28 @@ def _tuning(results: Results) -> list[Part]:
                 f"{cell} chose the smallest or the largest value of {keys}; values beyond it may "
                 "be better."
             )
-    return [Table(["model", *labels], rows, caption), *notes, *of_tasks]
+    return [Table(["model", *labels], rows, caption), *notes, *_close_choices(results), *of_tasks]
+
+
+def _close_choices(results: Results) -> list[str]:
+    """Return a sentence for each model whose seeds differ by more than its best two values."""
+    tuning, cells = results["tuning"], results["cells"]
+    sentences = []
+    for cell, of in tuning.items():
+        found = {label: loss for label, loss in of["losses"].items() if loss is not None}
+        seeds = cells[cell]["scores"].get("loss", {}).get("seeds", [])
+        if len(found) < 2 or len(seeds) < 2:
+            continue
+        best, second = sorted(found, key=found.__getitem__)[:2]
+        lead, spread = found[second] - found[best], max(seeds) - min(seeds)
+        if lead < spread:
+            sentences.append(
+                f"{cell} chose {best} by {lead:.3f} nats over {second}, but the losses of its "
+                f"seeds differ by {spread:.3f}: with another seed it might choose otherwise."
+            )
+    if sentences and len({of["chosen"] for of in tuning.values()}) > 1:
+        sentences.append("Models that chose different values may differ for that reason alone.")
+    return sentences
 
 
 def _tried_steps(results: Results) -> str:

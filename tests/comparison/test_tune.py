@@ -8,7 +8,7 @@ import pytest
 from conftest import run, settings
 
 from t5x_lite.comparison import cells as planning
-from t5x_lite.comparison import tune
+from t5x_lite.comparison import report, tune
 from t5x_lite.comparison.evaluations import kept_answer
 from t5x_lite.config import Data, Task, to_dict
 from t5x_lite.config.files import build_comparison, load, load_comparison
@@ -128,6 +128,33 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
     )
     assert "gpt,learning_rate=3e-3: training" in out
     assert "bert,learning_rate=3e-3: training" not in out
+
+
+@pytest.mark.parametrize(
+    ("gpt", "bert", "seeds", "expected"),
+    [
+        # The losses of two rates for each of two models, and those of the seeds of both
+        ((2.00, 2.01), (2.9, 2.1), (2.1, 2.0), ["gpt", "Models that chose different values"]),
+        ((2.00, 2.01), (2.2, 2.9), (2.1, 2.0), ["gpt"]),
+        ((2.00, 2.04), (2.1, 2.1), (2.1, 2.0), ["gpt", "bert"]),
+        ((2.00, 2.50), (2.9, 2.1), (2.1, 2.0), []),
+        ((2.00, 2.01), (2.2, 2.2), (2.1,), []),
+        ((2.00, None), (None, 2.2), (2.1, 2.0), []),
+    ],
+)
+def test_a_choice_that_another_seed_might_not_make_is_named(gpt, bert, seeds, expected):
+    labels = ("learning_rate=1", "learning_rate=2")
+    tuning = {}
+    for name, losses in (("gpt", gpt), ("bert", bert)):
+        of = dict(zip(labels, losses, strict=True))
+        finite = [label for label in labels if of[label] is not None]
+        tuning[name] = {"losses": of, "chosen": min(finite, key=of.get)}
+    cells = {name: {"scores": {"loss": {"seeds": seeds}}} for name in tuning}
+    sentences = report._close_choices({"tuning": tuning, "cells": cells})
+    assert [one[: len(start)] for one, start in zip(sentences, expected, strict=True)] == expected
+    if gpt == (2.00, 2.01) and expected:
+        assert "by 0.010 nats over learning_rate=2" in sentences[0]
+        assert "its seeds differ by 0.100" in sentences[0]
 
 
 def test_tries_at_once_and_one_that_diverges(tmp_path, text_file, monkeypatch):
