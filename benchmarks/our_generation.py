@@ -18,8 +18,8 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.inference.generate import generate_ids
 from t5x_lite.model.transformer import initialise
 from t5x_lite.resolve import plan, resolve_model
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.loop import setup_jax
-from t5x_lite.training.run_directory import LoadedModel
 
 setup_jax()
 family, rows, dtype = sys.argv[1:]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lite.config import Mesh
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loaded_model, loop, run_directory
 
 
 class WithOtherInputs(loop.Evaluator):
@@ -35,8 +35,8 @@ def main(workdir: Path) -> None:
     """Print the loss and accuracy with both kinds of inputs as one line of JSON."""
     resolved, _ = run_directory.read(workdir)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(workdir)
-    data = run_directory.open_data(workdir, resolved, loaded.tokenizer, lambda line: None)
+    loaded = loaded_model.load(workdir)
+    data = run_directory.open_data(workdir, resolved, loaded.tokenizer)
     here = replace(resolved, config=replace(resolved.config, mesh=Mesh()), model=loaded.model)
     record = {"run": workdir.name}
     for name, kind in (("own", loop.Evaluator), ("other", WithOtherInputs)):

@@ -12,6 +12,7 @@ import numpy as np
 from record import keep
 
 from t5x_lite.config.files import load
+from t5x_lite.data.rows.streams import TextStream
 from t5x_lite.data.rows.windows import ShuffledWindows
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.resolve import resolve, text_data
@@ -42,6 +43,7 @@ def validation_loss(steps: int, seed: int, anywhere: bool) -> float:
     run = Run(resolved, text_data(resolved, corpus))
     if anywhere:
         (stream,) = run.batches.streams
+        assert isinstance(stream, TextStream)
         stream = dataclasses.replace(stream, windows=Anywhere(**vars(stream.windows)))
         run.batches = dataclasses.replace(run.batches, streams=(stream,))
     with run.within():

@@ -63,11 +63,11 @@ from t5x_lite.model_address import locate
 from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report import task_report
 from t5x_lite.report.page import short
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loaded_model, loop, run_directory
 from t5x_lite.training.check import check_training
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.log import perplexity
 from t5x_lite.training.loss import step_flops
-from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.stages import Stage, directories_of, plan_stages, train_config
 from t5x_lite.training.whole_text import whole_text_bits
 
@@ -157,7 +157,7 @@ def train(
         plans = each_stage(run, plan_objective_checked)
         each_stage(run, check_training)
         train_config(run, workdir, plans, on_log)
-        return LanguageModel(run_directory.load(workdir))
+        return LanguageModel(loaded_model.load(workdir))
 
 
 def evaluate(workdir: str | Path, mesh: Mesh | None = None) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _evaluate(workdir: str | Path, mesh: Mesh | None) -> dict[str, Any]:
     directory = locate(workdir).directory
     resolved, _ = run_directory.read(directory)
     loop.setup_jax(resolved.model.dtype)
-    loaded = run_directory.load(workdir, mesh)
+    loaded = loaded_model.load(workdir, mesh)
     data = run_directory.open_data(directory, resolved, loaded.tokenizer)
     training = dataclasses.replace(resolved.config.training, exact=False)  # only for gradients
     config = dataclasses.replace(resolved.config, mesh=mesh or Mesh(), training=training)
@@ -598,4 +598,4 @@ def _load(path: str | Path, mesh: Mesh | None) -> LoadedModel:
         with messages_to(to_stderr):
             loaded = convert.read(directory)
         return dataclasses.replace(loaded, params=jax.device_put(loaded.params))
-    return run_directory.load(path, mesh)
+    return loaded_model.load(path, mesh)

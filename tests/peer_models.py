@@ -19,7 +19,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer, train_sentencepiece
 from t5x_lite.interop import convert
 from t5x_lite.model.heads import head_params, logits
 from t5x_lite.model.transformer import Transformer
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 torch: Any = pytest.importorskip("torch", reason="make test-peers has it")
 transformers: Any = pytest.importorskip("transformers")

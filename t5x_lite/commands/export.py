@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(USAGE, f"export: --license: got {args.license!r}, {expected}")
     from t5x_lite.interop import convert, hub
     from t5x_lite.interop.model_card import Naming
-    from t5x_lite.training import run_directory
+    from t5x_lite.training import chosen_checkpoint
 
     if args.push:
         hub.check_repository(args.push)
@@ -74,14 +74,14 @@ def run(args: argparse.Namespace) -> None:
             hub.upload(path, args.push, revision)
 
     if not args.revisions:
-        step = run_directory.step_to_load(located) if args.push else 0
+        step = chosen_checkpoint.step_to_load(located) if args.push else 0
         export(address, located._replace(checkpoint=str(step)), directory)
         return
     if located.checkpoint:
         reason = f"got {located.checkpoint} after the @, but --revisions writes all checkpoints"
         raise UserError(USAGE, f"--workdir: {reason}; leave one out")
     path = directory
-    for name, checkpoint in run_directory.revisions(located.directory).items():
+    for name, checkpoint in chosen_checkpoint.revisions(located.directory).items():
         path = directory / name
         export(str(checkpoint), checkpoint, path, revision=name)
     if args.push:  # the main branch, which is loaded by default, gets the last checkpoint

@@ -24,7 +24,7 @@ from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, resolve
-from t5x_lite.training import run_directory
+from t5x_lite.training import loaded_model, run_directory
 from t5x_lite.training.stages import Stage, address_of
 
 # All architectures split the same windows at the same random points. By default, an encoder-decoder
@@ -148,4 +148,4 @@ def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:
 
 def bits_of_adapted(directory: Path, spans: Sequence[Span]) -> list[float]:
     """Return −log₂ p(span | the text before it) of each span, for an adapted model."""
-    return span_bits(run_directory.load(directory), spans, "left").without_end.round(6).tolist()
+    return span_bits(loaded_model.load(directory), spans, "left").without_end.round(6).tolist()

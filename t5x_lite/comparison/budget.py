@@ -26,7 +26,7 @@ from t5x_lite.data.rows.batches import TextData, ledger
 from t5x_lite.errors import BAD_CONFIG, UserError, read_json
 from t5x_lite.model.transformer import count_active_parameters, count_parameters
 from t5x_lite.resolve import Resolved
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import chosen_checkpoint, loop, run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.loss import step_flops
 
@@ -91,7 +91,7 @@ def inherited(config: RunConfig) -> Counter[str]:
         resolved, _ = run_directory.read(directory)
         config = resolved.config
         # What the run did after the checkpoint is not inherited.
-        steps = run_directory.step_of(address)
+        steps = chosen_checkpoint.step_of(address)
         records = [
             record
             for record in read_metrics(directory / "metrics.jsonl")

@@ -48,8 +48,8 @@ from t5x_lite.report.papers import check_papers
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.check import check_training
 from t5x_lite.training.checkpoint import KEPT
-from t5x_lite.training.run_directory import check_init_from
 from t5x_lite.training.stages import Stage, address_of, plan_stages
+from t5x_lite.training.starting import check_init_from
 
 # The smallest share of the longest window that all cells' windows may be shortened to
 _SHORTEST_WINDOW = 0.9

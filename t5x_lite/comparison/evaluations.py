@@ -54,7 +54,7 @@ from t5x_lite.model_address import locate
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loaded_model, loop, run_directory
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.whole_text import validation_text, whole_text_bits
 
@@ -249,7 +249,7 @@ def _scores_at(
     """
     address = f"{workdir}@{step}"
     say(f"{address}: asking for scores")
-    loaded = run_directory.load(address)
+    loaded = loaded_model.load(address)
     objectives = whole_text_objectives(loaded.rows) if asks_text else []
     scores = _whole_text(workdir, objectives, address)
     for context in scored_contexts(loaded) if spans else ():
@@ -309,7 +309,7 @@ def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list
     """Return −log₂ p of each span, for each context that the model can read."""
     if not spans:
         return {}
-    loaded = run_directory.load(workdir)
+    loaded = loaded_model.load(workdir)
     return {
         context: {
             kind: bits.round(6).tolist()
@@ -399,7 +399,7 @@ def _under(
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    loaded = run_directory.load(address or workdir)
+    loaded = loaded_model.load(address or workdir)
     for objective in objectives:
         config = dataclasses.replace(resolved.config, objective=objective)
         try:
@@ -495,7 +495,7 @@ def _on_task(
 ) -> TaskAnswer:
     """Return a run's answer to a task, fine-tuning in `directory` if the task has to be learned."""
     if not is_learned(task):
-        return _asked(run_directory.load(workdir), task)
+        return _asked(loaded_model.load(workdir), task)
     say(f"{workdir.name}: {directory.name}")
     results = finetuning.finetune(
         locate(workdir),
@@ -520,7 +520,7 @@ def _on_task(
     )
 
 
-def _asked(loaded: run_directory.LoadedModel, task: Task) -> TaskAnswer:
+def _asked(loaded: loaded_model.LoadedModel, task: Task) -> TaskAnswer:
     """Return a model's answer to a task without fine-tuning."""
     asked = ask(loaded, task, Asking())
     examples = asked.examples

@@ -56,7 +56,7 @@ from t5x_lite.hardware import chip_of
 from t5x_lite.inference.fill import fill
 from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
-from t5x_lite.training import run_directory
+from t5x_lite.training import loaded_model
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
 from t5x_lite.training.whole_text import BOUND, EXACT, validation_text, whole_text_bits
@@ -526,7 +526,7 @@ def examples(
     for run in runs:
         if run.cell.name in answers:
             continue
-        loaded = run_directory.load(run.directory)
+        loaded = loaded_model.load(run.directory)
         if loaded.rows.masked:
             of_cell = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
         elif loaded.rows.uses_sentinels:

@@ -30,7 +30,7 @@ from t5x_lite.inference.score import (
     score_in_the_middle,
     score_targets,
 )
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 # What a model reads: only the text before the span, or the text on both sides.
 Context = Literal["left", "both"]

@@ -40,12 +40,12 @@ from t5x_lite.model.transformer import count_parameters, parameter_shapes
 from t5x_lite.model_address import ModelAddress
 from t5x_lite.progress import say
 from t5x_lite.resolve import resolve
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loaded_model, loop, run_directory
 from t5x_lite.training.adapt import parse_adaptation
 from t5x_lite.training.best import PREFIX
 from t5x_lite.training.check import check_training
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.run_directory import LoadedModel
 
 
 class Reached(NamedTuple):
@@ -238,7 +238,7 @@ def _train(
     # Predictions of the best parameters. Those for validation were saved at the evaluation.
     predictions = {"validation": kept_predictions(workdir)[int(best["step"])]}
     if test is not None:
-        predictions["test"] = predict(run_directory.load(workdir), test)
+        predictions["test"] = predict(loaded_model.load(workdir), test)
     write_predictions(workdir, data.validation, test, predictions)
     scored = score_run(workdir, data.validation, test, predictions.get("test"))
     return Reached(best, scored, data.validation)

@@ -22,7 +22,7 @@ from t5x_lite.model.heads import Params, Row
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.model.transformer import Transformer
 from t5x_lite.parallel.placement import to_host
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 Pooling = Literal["mean", "cls", "none"]
 

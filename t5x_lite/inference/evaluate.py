@@ -12,7 +12,7 @@ from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.inference.predict import as_records, predict
 from t5x_lite.inference.zero_shot import Asking, Evaluated, ask
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 
 def evaluate_task(loaded: LoadedModel, task: Task, asking: Asking) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from t5x_lite.inference.masked_rows import framed, masked_rows
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.parallel.placement import to_host
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 _BLANK = re.compile(r" ?_{3,}")  # tokens include the space before a word, so a blank does too
 

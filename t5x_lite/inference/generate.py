@@ -34,7 +34,7 @@ from t5x_lite.inference.decode_loop import (
 from t5x_lite.inference.unmask import Unmasking, check_options, unmask
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 GREEDY = Sampling()
 _UNLIMITED = 1 << 62

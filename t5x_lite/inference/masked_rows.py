@@ -11,7 +11,7 @@ from t5x_lite.data.ragged import Ragged
 from t5x_lite.data.rows.layouts import RowShape, lay_out
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.model.parts.positions import position_limit
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 
 def framed(loaded: LoadedModel, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:

@@ -22,7 +22,7 @@ from t5x_lite.inference.generate import forget_weights, generate_ids
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import HEADS, Params, Row
 from t5x_lite.parallel.placement import to_host
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 _ROWS_PER_BATCH = 32
 

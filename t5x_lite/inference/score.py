@@ -27,7 +27,7 @@ from t5x_lite.model import transformer
 from t5x_lite.model.heads import Params, Row, head_params, logits
 from t5x_lite.model.parts.positions import position_limit
 from t5x_lite.parallel.placement import to_host
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 _POSITIONS_PER_BATCH = 4096
 _ROWS_OF_LOGITS = 8

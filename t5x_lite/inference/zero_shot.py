@@ -36,7 +36,7 @@ from t5x_lite.inference.score import (
     score_in_blanks,
     score_targets,
 )
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 # The log-probability of an answer is divided by nothing, by its bytes, or by its tokens.
 Normalisation = Literal["sum", "byte", "token"]

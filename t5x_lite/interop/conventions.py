@@ -9,7 +9,7 @@ from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_DATA, UserError, read_json, user_errors
 from t5x_lite.interop.config_keys import GENERATION_HARMLESS, GENERATION_NEUTRAL
 from t5x_lite.interop.families.table import FAMILIES
-from t5x_lite.training.run_directory import Conventions, check_ids
+from t5x_lite.training.text_conventions import Conventions, check_ids
 
 
 def read(path: Path, tokenizer_files: Path, tokenizer: Tokenizer) -> Conventions:

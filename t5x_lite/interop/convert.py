@@ -25,9 +25,9 @@ from t5x_lite.model.vocabulary import grow_vocabulary
 from t5x_lite.model_address import ModelAddress, locate
 from t5x_lite.progress import say
 from t5x_lite.resolve import resolve, resolve_model
-from t5x_lite.training import run_directory, run_history
+from t5x_lite.training import loaded_model, run_directory, run_history
 from t5x_lite.training.adapt import merge_low_rank
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.version import VERSION
 
 
@@ -152,7 +152,7 @@ def export_model(
         UserError: if the model has LoRA updates and `lora` is None; if it has none and `lora` is
             "adapter"; or if `masked` is set and the model was not trained with masked_next_token.
     """
-    loaded = run_directory.load(address, mesh)
+    loaded = loaded_model.load(address, mesh)
     workdir = locate(address).directory
     model, params, task_head = loaded.model, loaded.params, _task_head(loaded)
     # A decoder that has learned masked_next_token can be written as an encoder.

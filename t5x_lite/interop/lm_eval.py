@@ -16,8 +16,8 @@ from t5x_lite.errors import USAGE, UserError, optional_import
 from t5x_lite.inference.generate import continue_inputs, encode_prompts, with_room
 from t5x_lite.inference.score import pseudo_log_likelihoods, score_targets, way_to_score
 from t5x_lite.inference.zero_shot import score_answers
-from t5x_lite.training import run_directory
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training import loaded_model
+from t5x_lite.training.loaded_model import LoadedModel
 
 _LM: Any = optional_import("lm_eval.api.model", "lm-eval", "t5x_lite.interop.lm_eval").LM
 _utils: Any = optional_import("lm_eval.utils", "lm-eval", "t5x_lite.interop.lm_eval")
@@ -43,7 +43,7 @@ class HarnessModel(_LM):
     ):
         super().__init__()
         if not isinstance(model, LoadedModel):
-            model = run_directory.load(model)
+            model = loaded_model.load(model)
         model.check_predicts_tokens("lm_eval")
         self._model = model
         self._batch_size = batch_size

@@ -18,8 +18,8 @@ from t5x_lite.config.schema import default
 from t5x_lite.data.tasks.task_data import TaskPlan
 from t5x_lite.errors import read_json
 from t5x_lite.model.transformer import count_parameters
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.whole_text import BATCHES, BOUND, EXACT, whole_text_bits
 
 # End of a class name → what the model does, as the Hub calls it

@@ -35,18 +35,18 @@ from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, last_step
-from t5x_lite.training import run_directory, run_history
+from t5x_lite.training import loaded_model, run_directory, run_history, starting, text_conventions
 from t5x_lite.training.averaging import average_or_newest, restarted
 from t5x_lite.training.best import PREFIX, BestCheckpoint
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.health import MOST_SKIPPED, Health
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.log import Log, first_not_finite, mean_metrics
 from t5x_lite.training.loss import step_flops
 from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
 from t5x_lite.training.rollback import Diverged, go_back
-from t5x_lite.training.run_directory import LoadedModel
 from t5x_lite.training.step import (
     TrainState,
     fresh_parameters,
@@ -212,10 +212,10 @@ class Run(Evaluator):
             return state
         mesh, program = self.program.mesh, self.program
         if self.resolved.config.start.takes_optimizer:
-            state = run_directory.restore_state(self.resolved, program.shapes, program.shardings)
+            state = starting.restore_state(self.resolved, program.shapes, program.shardings)
             return self._counting_on(state)
         # Take the parameters of init_from, but not its optimizer state.
-        params, report = run_directory.merge_parameters(self.resolved, state.params, mesh)
+        params, report = starting.merge_parameters(self.resolved, state.params, mesh)
         say(report)
         return state.replace(params=params, opt_state=restarted(params, state.opt_state))
 
@@ -227,7 +227,7 @@ class Run(Evaluator):
         everything = parameter_shardings(model, program.mesh)
         draw = jax.jit(partial(fresh_parameters, model), out_shardings=everything)
         fresh = draw(self._seed)
-        params, report = run_directory.merge_parameters(self.resolved, fresh, program.mesh)
+        params, report = starting.merge_parameters(self.resolved, fresh, program.mesh)
         say(report)
         trained, self.frozen = self.adaptation.split(params)
         first_state = program.computation.first_state
@@ -241,7 +241,7 @@ class Run(Evaluator):
     def loaded(self, params: Any, step: int) -> LoadedModel:
         """Return the model as inference uses it."""
         resolved = self.resolved
-        model = run_directory.model_here(resolved.model)
+        model = loaded_model.model_here(resolved.model)
         mesh = self.program.mesh
         return LoadedModel(
             resolved.config, resolved.rows, model, self.tokenizer, params, step, mesh
@@ -380,15 +380,15 @@ def train(
         check_same(run_directory.facts(config, workdir, data) | {"the run's history": history})
     has_begun = storage.durable_path(workdir / "checkpoints").is_dir()
     if not (has_begun and config.init_from):
-        run_directory.check_init_from(run.resolved, data.tokenizer)
+        starting.check_init_from(run.resolved, data.tokenizer)
     with run_directory.owned(workdir, config, run.batches, data, take_over, change):
         if config.init_from:
-            run_directory.keep_ends(workdir, run_directory.base_of(config).directory)
+            text_conventions.keep_ends(workdir, run_directory.base_of(config).directory)
         if not run.adaptation.is_full or config.start.step:
             base = run_directory.base_of(config)
             # A stage that has begun needs the one before no more, but must not follow another.
             if not (has_begun and run.adaptation.is_full) or base.is_run:
-                run_directory.record_base(workdir, base)
+                loaded_model.record_base(workdir, base)
         # A checkpoint is only restored with the settings and the row order it was made with.
         settings = run_directory.fixed_settings(run.resolved.written_out)
         settings["version of the stream"] = STREAM_VERSION

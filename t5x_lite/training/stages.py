@@ -22,7 +22,7 @@ from t5x_lite.data.store.corpus import Corpus
 from t5x_lite.data.store.prepare import prepare
 from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
-from t5x_lite.training import loop, run_directory
+from t5x_lite.training import loop, run_directory, starting
 from t5x_lite.training.conversions import between, renaming
 from t5x_lite.training.schedules import depends_on_end
 
@@ -97,7 +97,7 @@ def plan_stages(
                 resolved = _after(planned[-1], resolved, corpus, read)
                 before, directory_before = planned[-1].resolved, planned[-1].directory
                 tokenizer = planned[-1].data.tokenizer
-                run_directory.check_start(
+                starting.check_start(
                     resolved, corpus.tokenizer, directory_before, before, tokenizer
                 )
             stage = Stage(resolved, text_data(resolved, corpus), directory)

@@ -23,7 +23,7 @@ from t5x_lite.comparison.span_bits import (
 from t5x_lite.config import Lengths
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.inference.score import score_in_blanks, score_targets
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.step import fresh_parameters
 
 

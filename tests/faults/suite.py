@@ -46,7 +46,7 @@ from t5x_lite.errors import UserError, read_json
 from t5x_lite.interop import convert
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import resolve, text_data
-from t5x_lite.training import loop, run_directory, run_history
+from t5x_lite.training import loaded_model, loop, run_directory, run_history
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.checksums import checksums
 from t5x_lite.training.log import read_metrics
@@ -239,7 +239,7 @@ def checkpoint(runs: Runs, rng: np.random.Generator, place: Path) -> None:
 
     # What is read is what was saved, or nothing is.
     try:
-        loaded = run_directory.load(place)
+        loaded = loaded_model.load(place)
         step, sums = restore(place)
     except UserError:
         assert kind == "swap"  # both are damaged
@@ -537,7 +537,7 @@ def divergence(runs: Runs, rng: np.random.Generator, place: Path) -> None:
             assert went_back == (remedy == "training.rollback" and is_seen)
             assert left_out == (remedy == "training.skip_step")
         assert ends[0] == ends[1]
-        loaded = run_directory.load(place / "a")
+        loaded = loaded_model.load(place / "a")
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(loaded.params)]
         assert all(np.isfinite(leaf).all() for leaf in leaves)
     finally:

@@ -10,7 +10,7 @@ from model.proofs import random_params
 
 from t5x_lite.model import transformer
 from t5x_lite.model.heads import head_params, logits
-from t5x_lite.training.run_directory import LoadedModel
+from t5x_lite.training.loaded_model import LoadedModel
 
 _MODELS: dict[tuple, LoadedModel] = {}
 

@@ -22,7 +22,7 @@ from t5x_lite.inference.masked_rows import masked_rows
 from t5x_lite.inference.score import target_log_probabilities
 from t5x_lite.interop import convert, huggingface
 from t5x_lite.progress import messages_to
-from t5x_lite.training import run_directory
+from t5x_lite.training import loaded_model, run_directory, text_conventions
 
 pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file
@@ -118,8 +118,8 @@ def test_a_model_is_imported_trained_and_exported(tmp_path, gpt2):
         "--config.training.log_every=1",
     ]
     run("train", f"--config={imported}", f"--workdir={trained}", *few_steps)
-    before = jax.tree.leaves(run_directory.load(imported).params)
-    after = jax.tree.leaves(run_directory.load(trained).params)
+    before = jax.tree.leaves(loaded_model.load(imported).params)
+    after = jax.tree.leaves(loaded_model.load(trained).params)
     change = max(np.abs(a - b).max() for a, b in zip(before, after, strict=True))
     assert 0 < change < 1e-3  # a few steps away from where it started
 
@@ -432,9 +432,9 @@ def test_a_text_begins_as_the_tokenizer_begins_it(gpt2, tmp_path):
     (gpt2 / "tokenizer_config.json").write_text(json.dumps(settings))
     # It is kept by an import, and given up once the model is trained on rows that begin with <s>.
     convert.import_model(gpt2, tmp_path / "run", "")
-    assert with_start(run_directory.load(tmp_path / "run"), [7]) == [7]
+    assert with_start(loaded_model.load(tmp_path / "run"), [7]) == [7]
     (tmp_path / "run2").mkdir()
-    run_directory.keep_ends(tmp_path / "run2", tmp_path / "run")
+    text_conventions.keep_ends(tmp_path / "run2", tmp_path / "run")
     record = json.loads((tmp_path / "run2/generation.json").read_text())
     eos = loaded.tokenizer.vocabulary.eos
     expected = {"begin": None, "before_inputs": [], "ends": [eos], "model_type": "gpt2"}
@@ -459,7 +459,7 @@ def test_a_post_processor_that_is_broken(gpt2, processor, message):
 def test_scores_after_a_long_beginning_fit_the_positions(gpt2):
     """A tokenizer that puts three ids before a text, and texts as long as the model."""
     loaded = dataclasses.replace(
-        convert.read(gpt2), conventions=run_directory.Conventions((5, 6, 7))
+        convert.read(gpt2), conventions=text_conventions.Conventions((5, 6, 7))
     )
     target = np.arange(65, 65 + loaded.model.max_length)
     (nats,) = target_log_probabilities(loaded, [np.zeros(0, np.int32)], [target])
@@ -512,7 +512,7 @@ def test_each_of_several_ids_ends_a_text(gpt2, tmp_path, beams):
     assert convert.read(gpt2).ends == (eos, 3)
     # They are kept by an import, and written by an export.
     convert.import_model(gpt2, tmp_path / "run", "")
-    assert run_directory.load(tmp_path / "run").ends == (eos, 3)
+    assert loaded_model.load(tmp_path / "run").ends == (eos, 3)
     convert.export_model(tmp_path / "run", tmp_path / "out", "float32")
     assert json.loads((tmp_path / "out/config.json").read_text())["eos_token_id"] == [eos, 3]
 

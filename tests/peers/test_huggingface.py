@@ -31,7 +31,7 @@ from t5x_lite.interop.tokenizers import pretrained_files
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import SequenceLabelHead
 from t5x_lite.model.transformer import Transformer
-from t5x_lite.training import run_directory
+from t5x_lite.training import loaded_model
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def babylm(tmp_path_factory):
         )
         run("export", *options, f"--workdir={path / 'run'}", path / "out")
         tokenizer = transformers.AutoTokenizer.from_pretrained(path / "out")
-        return run_directory.load(path / "run"), path / "out", tokenizer
+        return loaded_model.load(path / "run"), path / "out", tokenizer
 
     return train
 

@@ -12,7 +12,7 @@ from training.runs import assert_same, saved_steps
 from t5x_lite import manifest
 from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError
 from t5x_lite.resolve import text_data
-from t5x_lite.training import run_directory
+from t5x_lite.training import loaded_model
 from t5x_lite.training.checkpoint import Checkpoints
 from t5x_lite.training.loop import train
 
@@ -143,4 +143,4 @@ def test_a_setting_that_did_not_exist_yet_had_its_default(make, tmp_path):
     for key in [key for key in facts["settings"] if key.startswith("task.") or key == "adapt"]:
         del facts["settings"][key]
     manifest.write(checkpoint, facts)
-    assert run_directory.load(tmp_path / "run").step == 1
+    assert loaded_model.load(tmp_path / "run").step == 1
