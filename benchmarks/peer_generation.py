@@ -8,8 +8,8 @@ import json
 import sys
 import time
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+import torch  # pyright: ignore
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration  # pyright: ignore
 
 family, rows, dtype, cache = sys.argv[1:]
 torch.manual_seed(0)

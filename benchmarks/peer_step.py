@@ -8,8 +8,8 @@ import json
 import sys
 import time
 
-import torch
-from transformers import (
+import torch  # pyright: ignore
+from transformers import (  # pyright: ignore
     BertConfig,
     BertForMaskedLM,
     GPT2Config,

@@ -8,9 +8,9 @@ import glob
 import sys
 import time
 
-import seqio
-import t5.data.preprocessors as t5
-import tensorflow as tf
+import seqio  # pyright: ignore
+import t5.data.preprocessors as t5  # pyright: ignore
+import tensorflow as tf  # pyright: ignore
 
 files, model = sorted(glob.glob(sys.argv[1])), sys.argv[2]
 vocabulary = seqio.SentencePieceVocabulary(model, extra_ids=100)

@@ -5,6 +5,7 @@ the curves, the cost of each cell, and examples of what each model does.
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -605,23 +606,28 @@ def _tuning(results: Results) -> list[Part]:
 
 
 def _close_choices(results: Results) -> list[str]:
-    """Return a sentence for each model whose seeds differ by more than its best two values."""
-    tuning, cells = results["tuning"], results["cells"]
-    sentences = []
+    """Return a sentence for each model whose two best combinations of values are closer than the
+    losses of two seeds may be by chance: by less than twice the standard error of their difference.
+    """
+    tuning, sentences, is_known = results["tuning"], [], False
     for cell, of in tuning.items():
-        found = {label: loss for label, loss in of["losses"].items() if loss is not None}
-        seeds = cells[cell]["scores"].get("loss", {}).get("seeds", [])
-        if len(found) < 2 or len(seeds) < 2:
+        losses = {label: loss for label, loss in of["losses"].items() if loss is not None}
+        deviation = results["cells"][cell]["scores"].get("loss", {}).get("deviation")
+        is_known |= deviation is not None
+        if len(losses) < 2 or deviation is None:
             continue
-        best, second = sorted(found, key=found.__getitem__)[:2]
-        lead, spread = found[second] - found[best], max(seeds) - min(seeds)
-        if lead < spread:
+        best, second = sorted(losses, key=losses.__getitem__)[:2]
+        lead = losses[second] - losses[best]
+        if lead < 2 * math.sqrt(2) * deviation:
+            others = [name for name in tuning if tuning[name]["chosen"] == second]
+            as_others = f", the choice of {_listed(others)}," if others else ""
             sentences.append(
-                f"{cell} chose {best} by {lead:.3f} nats over {second}, but the losses of its "
-                f"seeds differ by {spread:.3f}: with another seed it might choose otherwise."
+                f"{cell} chose {best} by {lead:.2g} nats over {second}{as_others} and might choose "
+                f"otherwise with another seed: over its seeds, the loss has a standard deviation "
+                f"of {deviation:.2g}."
             )
-    if sentences and len({of["chosen"] for of in tuning.values()}) > 1:
-        sentences.append("Models that chose different values may differ for that reason alone.")
+    if not is_known:
+        return ["One seed does not tell whether another one would make the same choices."]
     return sentences
 
 

@@ -1,4 +1,6 @@
-"""A trained model, loaded from its run directory for inference or for another run."""
+"""A trained model, loaded from its run directory for inference or for another run. An adapted model
+is loaded with the parameters of its base, which the run has recorded.
+"""
 
 import hashlib
 import json

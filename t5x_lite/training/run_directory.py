@@ -299,8 +299,7 @@ def create(
             checkpoints.close()
         grant(places=[own])
         if conventions is not None:
-            content = json.dumps(conventions._asdict(), indent=2)
-            storage.write_durably(workdir / text_conventions.FILE, content)
+            text_conventions.write_conventions(workdir, conventions)
         remember(config)
         # Do this last: a directory with a config.json counts as complete.
         (workdir / _UNFINISHED).rename(workdir / "config.json")

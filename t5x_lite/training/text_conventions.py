@@ -57,6 +57,11 @@ def read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
         )
 
 
+def write_conventions(workdir: Path, conventions: Conventions) -> None:
+    """Record the conventions of an imported model in its run directory."""
+    storage.write_durably(workdir / FILE, json.dumps(conventions._asdict(), indent=2))
+
+
 def keep_ends(workdir: Path, init_from: Path) -> None:
     """Copy the conventions of an imported model to a run that starts from it: the ids that end its
     texts, and the kind of model to export as. The beginning of texts is not copied, since the run's

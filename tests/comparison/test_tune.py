@@ -131,30 +131,33 @@ def test_each_cell_chooses_its_rate_with_a_seed_and_a_text_that_are_not_reported
 
 
 @pytest.mark.parametrize(
-    ("gpt", "bert", "seeds", "expected"),
+    ("gpt", "bert", "deviation", "expected"),
     [
-        # The losses of two rates for each of two models, and those of the seeds of both
-        ((2.00, 2.01), (2.9, 2.1), (2.1, 2.0), ["gpt", "Models that chose different values"]),
-        ((2.00, 2.01), (2.2, 2.9), (2.1, 2.0), ["gpt"]),
-        ((2.00, 2.04), (2.1, 2.1), (2.1, 2.0), ["gpt", "bert"]),
-        ((2.00, 2.50), (2.9, 2.1), (2.1, 2.0), []),
-        ((2.00, 2.01), (2.2, 2.2), (2.1,), []),
-        ((2.00, None), (None, 2.2), (2.1, 2.0), []),
+        # The losses of three rates for each of two models, and the deviation over seeds of both
+        ((2.5, 2.00, 2.02), (2.3, 2.9, 2.1), 0.01, ["gpt chose 2 by 0.02 nats over 3, the choice"]),
+        ((2.5, 2.00, 2.02), (2.3, 2.1, 2.9), 0.01, ["gpt chose 2 by 0.02 nats over 3 and might"]),
+        ((2.5, 2.00, 2.02), (2.3, 2.1, 2.9), 0.1, ["gpt chose 2 by", "bert chose 2 by 0.2 nats"]),
+        ((2.5, 2.00, 2.02), (2.3, 2.9, 2.1), 0.007, []),
+        ((2.5, 2.00, 2.02), (2.3, 2.1, 2.1), None, ["One seed does not tell"]),
+        ((None, 2.00, None), (2.3, 2.1, 2.9), 0.01, []),
     ],
 )
-def test_a_choice_that_another_seed_might_not_make_is_named(gpt, bert, seeds, expected):
-    labels = ("learning_rate=1", "learning_rate=2")
-    tuning = {}
-    for name, losses in (("gpt", gpt), ("bert", bert)):
-        of = dict(zip(labels, losses, strict=True))
-        finite = [label for label in labels if of[label] is not None]
-        tuning[name] = {"losses": of, "chosen": min(finite, key=of.get)}
-    cells = {name: {"scores": {"loss": {"seeds": seeds}}} for name in tuning}
-    sentences = report._close_choices({"tuning": tuning, "cells": cells})
+def test_a_choice_that_another_seed_might_not_make_is_named(gpt, bert, deviation, expected):
+    tuning, cells = {}, {}
+    for name, values in (("gpt", gpt), ("bert", bert)):
+        losses = dict(zip("123", values, strict=True))
+        tuning[name] = {
+            "losses": losses,
+            "chosen": min(filter(losses.get, losses), key=losses.get),
+            "steps": 1,
+            "share": 1,
+            "at_end": [],
+        }
+        loss = {"loss": {"deviation": deviation}}
+        cells[name] = {"scores": loss, "flops": 1, "runs": [0], "steps": 1}
+    shown = report._tuning({"tuning": tuning, "cells": cells, "tasks": {}})
+    sentences = shown[2:]  # after the table and the note
     assert [one[: len(start)] for one, start in zip(sentences, expected, strict=True)] == expected
-    if gpt == (2.00, 2.01) and expected:
-        assert "by 0.010 nats over learning_rate=2" in sentences[0]
-        assert "its seeds differ by 0.100" in sentences[0]
 
 
 def test_tries_at_once_and_one_that_diverges(tmp_path, text_file, monkeypatch):
