@@ -32,6 +32,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jax
 import pytest
 from conftest import ROOT, users_environment
 
@@ -291,10 +292,22 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@contextlib.contextmanager
+def optimised():
+    """Compile programs as users have them: it takes longer, but a hundred steps take less."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_page(page, tmp_path, monkeypatch):
     blocks = [block for block in blocks_of(page) if block.is_run and not block.is_slow]
-    _follow(page, blocks, tmp_path, monkeypatch)
+    with optimised() if _name(page) == "README.md" else contextlib.nullcontext():
+        _follow(page, blocks, tmp_path, monkeypatch)
 
 
 SLOW_PAGES = [page for page in PAGES if any(block.is_slow for block in blocks_of(page))]
