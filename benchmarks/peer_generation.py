@@ -8,8 +8,13 @@ import json
 import sys
 import time
 
-import torch  # pyright: ignore
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration  # pyright: ignore
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 family, rows, dtype, cache = sys.argv[1:]
 torch.manual_seed(0)

@@ -8,8 +8,8 @@ import json
 import sys
 import time
 
-import torch  # pyright: ignore
-from transformers import (  # pyright: ignore
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
     BertConfig,
     BertForMaskedLM,
     GPT2Config,

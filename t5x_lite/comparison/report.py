@@ -606,8 +606,8 @@ def _tuning(results: Results) -> list[Part]:
 
 
 def _close_choices(results: Results) -> list[str]:
-    """Return a sentence for each model whose two best combinations of values are closer than the
-    losses of two seeds may be by chance: by less than twice the standard error of their difference.
+    """Return a sentence for each model whose two best tries differ by no more than chance: by less
+    than twice the standard error of the difference between two seeds.
     """
     tuning, sentences, is_known = results["tuning"], [], False
     for cell, of in tuning.items():
@@ -616,15 +616,15 @@ def _close_choices(results: Results) -> list[str]:
         is_known |= deviation is not None
         if len(losses) < 2 or deviation is None:
             continue
-        best, second = sorted(losses, key=losses.__getitem__)[:2]
-        lead = losses[second] - losses[best]
+        chosen, second = sorted(losses, key=losses.__getitem__)[:2]
+        lead = losses[second] - losses[chosen]
         if lead < 2 * math.sqrt(2) * deviation:
             others = [name for name in tuning if tuning[name]["chosen"] == second]
             as_others = f", the choice of {_listed(others)}," if others else ""
             sentences.append(
-                f"{cell} chose {best} by {lead:.2g} nats over {second}{as_others} and might choose "
-                f"otherwise with another seed: over its seeds, the loss has a standard deviation "
-                f"of {deviation:.2g}."
+                f"{cell} chose {chosen} by {lead:.2g} nats over {second}{as_others} and might "
+                "choose otherwise with another seed: over its seeds, the loss has a standard "
+                f"deviation of {deviation:.2g}."
             )
     if not is_known:
         return ["One seed does not tell whether another one would make the same choices."]
