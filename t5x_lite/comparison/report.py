@@ -183,13 +183,13 @@ def _ranking(
     listed = ", ".join(shown[:_MOST_LISTED]) + unit
     if len(shown) > _MOST_LISTED:
         listed += f", and {len(shown) - _MOST_LISTED} more"
-    possible = [score["may_be_best"] for score in ranked.values()]
-    if None in possible:
+    if any(score["may_be_best"] is None for score in ranked.values()):
         return f"{question}: {listed}."
-    if sum(possible) == 1:
-        (first,) = (cell for cell, score in ranked.items() if score["may_be_best"])
-        return f"{question}, {first} {best} ({listed})."
-    return f"{question}, the best is not resolved between {sum(possible)} models ({listed})."
+    first = [cell for cell, score in ranked.items() if score["may_be_best"]]
+    if len(first) == 1:
+        return f"{question}, {first[0]} {best} ({listed})."
+    which = _listed(first) if len(first) <= _MOST_LISTED else f"{len(first)} models"
+    return f"{question}, the best is not resolved between {which} ({listed})."
 
 
 def _beaten_by_counting(results: Results, name: str, ranked: Iterable[str]) -> list[str]:
