@@ -4,7 +4,7 @@ with all other words visible, or a mixture of both (a small version of Charpenti
 share falls from 30 to 15 % of the tokens. The paper finds the mixture better than either objective,
 at any ratio.
 
-`:tiny` is gpt_tiny with Muon; docs/compared.md has three of its cells, and a table of three, made
+`:tiny` is gpt_tiny with Muon; docs/compared.md has its table, and an older one of three cells, made
 when single tokens were masked at a constant rate. `:small` has GPT-2's size and recipe. It needs a
 GPU and 100 million words of your own, as in the BabyLM challenge, and was not trained here. On the
 built-in text:
