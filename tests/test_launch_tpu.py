@@ -335,8 +335,10 @@ def wait_until_followed(launch):
     raise AssertionError("the run is not followed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("name", ["tpu_vm", "queued"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("tpu_vm", signal.SIGTERM), ("queued", signal.SIGINT), ("queued", signal.SIGHUP)],
+)
 def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     scene = [MISSING, {"on": ["tail "], "seconds": 60}, {"on": ["sleep 1"], "out": "143"}]
     if name == "queued":

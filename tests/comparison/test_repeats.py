@@ -82,6 +82,7 @@ def test_laws_are_found_in_points(tokens, parameters):
     assert found.parameters_decay == pytest.approx(parameters, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth():
     """With noise of half a per cent, about 19 times in 20."""
     covered = 0

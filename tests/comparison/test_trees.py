@@ -220,6 +220,7 @@ def test_leaves_are_tuned_with_their_stages(text_file, tmp_path):
         tune.plan_tries(of_a_stage, cells, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_fails_what_goes_on_from_it(text_file, tmp_path):
     diverging = {
         "until": "50%",

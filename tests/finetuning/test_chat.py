@@ -25,7 +25,8 @@ def talks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "adapt"), [("decoder", "full"), ("encoder_decoder", "lora(2)")]
+    ("architecture", "adapt"),
+    [("decoder", "full"), pytest.param("encoder_decoder", "lora(2)", marks=pytest.mark.slow)],
 )
 def test_a_tuned_model_replies(make, talks, tmp_path, architecture, adapt):
     resolved, _ = make(

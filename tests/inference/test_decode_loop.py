@@ -163,7 +163,7 @@ def test_prompts_reach_to_the_last_position(make):
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_text_does_not_depend_on_the_other_prompts(make, architecture, beams):
     """Of one batch, long prompts and short ones, with learned positions that end at 40."""
     loaded = untrained(make, "prefix_lm", architecture)

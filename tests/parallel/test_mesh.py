@@ -45,10 +45,10 @@ def prove(name, text_file, *arguments, devices) -> dict:
     [
         ("grouped queries, dropout", "sequence and tensor"),
         ("experts", "expert 2 and fsdp 2"),
-        ("the manual's ELECTRA", "sequence and microbatches"),
-        ("local and global layers", "sequence and microbatches"),
         ("the manual's mixer", "sequence and microbatches"),  # as docs/how-to/own-block.md has it
-        ("the manual's Shampoo", "fsdp 2 and tensor 2"),
+        slow("the manual's ELECTRA", "sequence and microbatches"),
+        slow("local and global layers", "sequence and microbatches"),
+        slow("the manual's Shampoo", "fsdp 2 and tensor 2"),
     ],
 )
 def test_a_few_steps_are_the_same_on_any_mesh(text_file, case, variant):

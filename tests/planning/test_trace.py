@@ -114,7 +114,7 @@ print("FOUND", json.dumps([sent, found]))
     [
         pytest.param("gpt_tiny", ["mesh.fsdp=8"], marks=pytest.mark.slow),
         pytest.param("t5_tiny", ["mesh.fsdp=2", "mesh.data=4"], marks=pytest.mark.slow),
-        ("bert_tiny", ["mesh.fsdp=4", "mesh.tensor=2"]),
+        pytest.param("bert_tiny", ["mesh.fsdp=4", "mesh.tensor=2"], marks=pytest.mark.slow),
         ("gpt_tiny", ["mesh.sequence=2", "mesh.fsdp=4"]),
     ],
 )

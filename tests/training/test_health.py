@@ -153,7 +153,14 @@ def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
     assert all(np.isfinite(leaf).all() for leaf in saved_state(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("way", [{}, {"training.microbatches": 2}, {"training.exact": True}])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        pytest.param({"training.microbatches": 2}, marks=pytest.mark.slow),
+        {"training.exact": True},
+    ],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_rule_can_leave_an_update_out(make, name, way):
     """However its state is made up and its gradient summed: all but the number of steps stays."""

@@ -150,7 +150,9 @@ def of_each(config, count: int, workdirs, **more) -> list[subprocess.Popen]:
     return processes
 
 
-@pytest.mark.parametrize("differs", ["--workdir", "optimizer.learning_rate"])
+@pytest.mark.parametrize(
+    "differs", [pytest.param("--workdir", marks=pytest.mark.slow), "optimizer.learning_rate"]
+)
 def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
     """One of them would wait for ever."""
     workdirs = [tmp_path / "a"] * 2

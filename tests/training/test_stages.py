@@ -54,7 +54,11 @@ def planned(config: dict, workdir: Path) -> list:
     ("cell", "more"),
     [
         (("causal_lm", "decoder"), {"training.keep_every": 4}),
-        (("span_corruption", "encoder_decoder"), {"optimizer.name": "adafactor"}),
+        pytest.param(
+            ("span_corruption", "encoder_decoder"),
+            {"optimizer.name": "adafactor"},
+            marks=pytest.mark.slow,
+        ),
         (
             ("2 * prefix_lm + causal_lm", "decoder"),
             {"optimizer.name": "muon", "optimizer.schedule_unit": "tokens"},
@@ -151,8 +155,7 @@ def test_from_a_decoder_to_an_encoder(text_file, tmp_path):
     "name",
     [
         "muon",
-        "adafactor",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "lion")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adafactor", "adamw", "lion")),
     ],
 )
 def test_the_optimizer_goes_on_under_other_names(text_file, tmp_path, name):
@@ -186,6 +189,7 @@ def test_the_optimizer_goes_on_under_other_names(text_file, tmp_path, name):
     assert int(state.step) == 2
 
 
+@pytest.mark.slow
 def test_stages_on_a_mesh_are_those_on_one_device(text_file, tmp_path):
     """Also where the second stage takes what one device has saved, and the vocabulary is padded."""
     encoder = {"objective": "masked_lm", "model": {"architecture": "encoder"}}
