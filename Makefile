@@ -34,7 +34,7 @@ quickstart: $(VENV)/.installed$(NEWEST)
 test: $(VENV)/.tested-with$(NEWEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 # What takes long and rarely tells anything.

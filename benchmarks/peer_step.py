@@ -8,8 +8,8 @@ import json
 import sys
 import time
 
-import torch  # pyright: ignore[reportMissingImports]
-from transformers import (  # pyright: ignore[reportMissingImports]
+import torch
+from transformers import (
     BertConfig,
     BertForMaskedLM,
     GPT2Config,

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from record import keep
@@ -74,7 +75,7 @@ def collator(path: str, vocabulary):
         """Shift labels to the right, as the script's imported function does."""
         return np.concatenate([np.full((len(labels), 1), start, labels.dtype), labels[:, :-1]], 1)
 
-    names = {
+    names: dict[str, Any] = {
         "np": np,
         "BatchEncoding": dict,
         "shift_tokens_right": shift,

@@ -8,9 +8,9 @@ import glob
 import sys
 import time
 
-import seqio  # pyright: ignore[reportMissingImports]
-import t5.data.preprocessors as t5  # pyright: ignore[reportMissingImports]
-import tensorflow as tf  # pyright: ignore[reportMissingModuleSource]
+import seqio
+import t5.data.preprocessors as t5
+import tensorflow as tf
 
 files, model = sorted(glob.glob(sys.argv[1])), sys.argv[2]
 vocabulary = seqio.SentencePieceVocabulary(model, extra_ids=100)

@@ -179,6 +179,8 @@ def _file_of(directory: Path) -> str:
 def _owner(address: str) -> Owner | None:
     """Return the owner of a lock file; None while it is being written, or after it was removed."""
     try:
-        return Owner(**{"machine": "", **json.loads(storage.read(address))})
+        fields: dict[str, Any] = {"machine": ""}
+        fields |= json.loads(storage.read(address))
+        return Owner(**fields)
     except (UserError, ValueError, TypeError):
         return None

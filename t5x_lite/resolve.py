@@ -142,8 +142,10 @@ def _resolve_objective(config: RunConfig, vocab_size: int, rows: RowPlan) -> Res
 def _resolve_task(config: RunConfig, vocabulary: Vocabulary, rows: TaskPlan) -> Resolved:
     """Resolve a run that learns a task: its head, and the number of classes."""
     task, head = rows.task, rows.format.head
-    of_head = {} if head == "lm" else kind_of(task).model_settings(task)
-    written = replace(config.model, **({"num_classes": 0, "token_classes": 0} | of_head))
+    of_head: dict[str, Any] = {"num_classes": 0, "token_classes": 0}
+    if head != "lm":
+        of_head |= kind_of(task).model_settings(task)
+    written = replace(config.model, **of_head)
     model = resolve_model(written, vocabulary.size, rows.shape.longest_segment)
     heads = (head,)
     # GPT also predicts the texts of the task, if the model still has a language model head.

@@ -486,8 +486,7 @@ def _seconds_of(records: Sequence[dict]) -> float:
 
 def _curve(records: list[dict], name: str) -> list[list[float]]:
     """Return a metric as pairs [step, value], without the records that do not have it."""
-    pairs = [[record["step"], record.get(name)] for record in records]
-    return [pair for pair in pairs if pair[1] is not None]
+    return [[one["step"], one[name]] for one in records if one.get(name) is not None]
 
 
 def counting(

@@ -358,7 +358,7 @@ class _Terms:
         return least_squares(
             lambda unknown: self.log_loss(unknown) - log_loss,
             start,
-            jac=self.jacobian,  # pyright: ignore[reportArgumentType]
+            jac=self.jacobian,
             bounds=self.bounds,
             loss="huber",
             f_scale=threshold,

@@ -483,7 +483,9 @@ class DeviceDimensions(ModelDimensions):
     its share of the model's. parallel.collectives.own_dimensions makes them.
     """
 
+    # pyrefly: ignore[bad-override]
     tensor_parts: Positive = 1  # devices that share the model
+    # pyrefly: ignore[bad-override]
     expert_parts: Positive = 1  # devices that share the experts of a mixture
 
 

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from t5x_lite.errors import BAD_DATA, NO_FILE, USAGE, UserError
 
@@ -68,7 +68,8 @@ def few_shot_prompt(
         raise UserError(USAGE, f"--shots={shots}: the file has {len(examples)} examples")
 
     def solved(example: Shot) -> str:
-        return re.sub(r"{(input|target)}", lambda field: str(example[field[1]]), template)
+        values: Any = example
+        return re.sub(r"{(input|target)}", lambda field: str(values[field[1]]), template)
 
     drawn = random.Random(seed).sample(examples, shots)
     open_query = before_target.replace("{input}", query).rstrip(" ")

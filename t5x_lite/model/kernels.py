@@ -258,18 +258,12 @@ def _splash_kernel(
     if mask.causal:
         pattern = masks.CausalMask((T * devices, S))
         pattern.q_sequence = sequence_order(T * devices, devices).astype(np.int32)
-    backward_blocks = (
-        "block_q_dkv",
-        "block_kv_dkv",
-        "block_kv_dkv_compute",
-        "block_q_dq",
-        "block_kv_dq",
+    backward_blocks: dict[str, Any] = dict.fromkeys(
+        ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"), block
     )
     kernel: Any = splash_attention_kernel.make_splash_mha(
         masks.MultiHeadMask([pattern] * heads),
-        block_sizes=splash_attention_kernel.BlockSizes(
-            block, block, **dict.fromkeys(backward_blocks, block)
-        ),
+        block_sizes=splash_attention_kernel.BlockSizes(block, block, **backward_blocks),
         head_shards=1,
         q_seq_shards=devices,
         attn_logits_soft_cap=softcap or None,

@@ -89,7 +89,7 @@ class LocalServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: LocalServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server: LocalServer  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def handle(self) -> None:
         """Handle a connection, which the page may close at any time."""

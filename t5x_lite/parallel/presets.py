@@ -75,7 +75,7 @@ def arrange(mesh: Mesh, work: Workload, devices: Sequence[Any]) -> tuple[Mesh, s
     return replace(mesh, preset="", **sizes), f"mesh.preset={mesh.preset}: {shown}; {reason}"
 
 
-Sizes = tuple[dict[str, int], str]
+Sizes = tuple[dict[str, Any], str]
 
 
 def _data(work: Workload, devices: Sequence[Any]) -> Sizes:

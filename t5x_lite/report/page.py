@@ -133,10 +133,11 @@ def html(page: Page) -> str:
     )
 
     # Tests and filters that the template uses.
-    environment.tests["table"] = lambda part: isinstance(part, Table)
-    environment.tests["chart"] = lambda part: isinstance(part, Chart)
-    environment.tests["quote"] = lambda part: isinstance(part, Quote)
-    environment.tests["best"] = lambda cell: isinstance(cell, Bold)
+    tests: dict[str, Any] = environment.tests
+    tests["table"] = lambda part: isinstance(part, Table)
+    tests["chart"] = lambda part: isinstance(part, Chart)
+    tests["quote"] = lambda part: isinstance(part, Quote)
+    tests["best"] = lambda cell: isinstance(cell, Bold)
     environment.filters["svg"] = _svg
     environment.filters["inline_json"] = _inline_json
     environment.filters["breakable"] = _breakable

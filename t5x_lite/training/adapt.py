@@ -63,7 +63,7 @@ class Adaptation:
                 raise UserError(BAD_CONFIG, f"model.{name}: {reason}; set it to {value}")
         # Layers that differ are scanned in groups, which cannot be split.
         axes = parameter_axes(model)
-        period = _period(flatten_dict(axes))  # pyright: ignore[reportArgumentType]
+        period = _period(flatten_dict(axes))
         if self.layers % period:
             reason = f"got {self.layers}, but layers repeat every {period}"
             fix = f"choose a multiple of {period}"

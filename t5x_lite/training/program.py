@@ -249,7 +249,7 @@ class Program:
         model = self.resolved.model
         shapes = parameter_shapes(model)
         placed = jax.tree.map(_placed, shapes, parameter_shardings(model, self.mesh))
-        return flatten_dict(placed)  # pyright: ignore[reportReturnType]
+        return flatten_dict(placed)  # pyrefly: ignore[bad-return]
 
 
 def _placed(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:

@@ -3,12 +3,13 @@
 """
 
 import re
+from typing import Any
 
 from t5x_lite.data.objectives import OBJECTIVES
 from t5x_lite.data.objectives.pairs import example
 
 _TEXT = "the cat sat on the mat"
-_EXAMPLES = {
+_EXAMPLES: dict[str, dict[str, Any]] = {
     "sentence_permutation": {"text": "It is. So be it. Yes.", "row": 2},
     "fill_in_the_middle": {"text": _TEXT, "fim_rate": 1.0},
 }

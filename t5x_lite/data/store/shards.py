@@ -9,7 +9,7 @@ another, so machines can share the work.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from t5x_lite.config import Data
 from t5x_lite.config.grammar import parse_sources
@@ -29,7 +29,7 @@ SHARD_BYTES = 4_000_000  # size of text
 _FEW_DOCUMENTS = 200
 _FEW_CHARACTERS = 1 << 30
 
-Part = Sequence["OpenFile"] | None  # None: the whole of a source that is not files
+Part: TypeAlias = "Sequence[OpenFile] | None"  # None: the whole of a source that is not files
 Shard = list[tuple[Split, bytes]]  # split and UTF-8 text of each document
 
 

@@ -65,7 +65,8 @@ def plan_task(
     length = lengths.sequence_length
     check_metrics(task)
     # A head that compares several readings of an example needs all of them in one row.
-    row_length, of_head = length, {}
+    row_length = length
+    of_head: dict[str, Any] = {}
     if way.head != "lm":
         row_length = length * kind.most_readings(task)
         of_head = {"segment": length, **kind.slots(row_length)}

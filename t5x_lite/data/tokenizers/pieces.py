@@ -3,7 +3,7 @@
 import string
 import unicodedata
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -171,7 +171,7 @@ class PieceTable:
             shared[:, :-1] |= inside[:, 1:]
             texts = [self._texts[i] for i in tokens[shared].tolist()]
             starts = np.flatnonzero(~inside[shared]).tolist()
-            groups = map(slice, starts, [*starts[1:], len(texts)])
+            groups = starmap(slice, pairwise([*starts, len(texts)]))
             described = [_describe_together(tuple(texts[group])) for group in groups]
             properties[shared] = list(chain.from_iterable(described))
         return Pieces(*(properties & (1 << bit) > 0 for bit in range(len(Pieces._fields))))

@@ -126,11 +126,12 @@ LLAMA = Family(
 def _like_llama(name: str, **changes: Any) -> Family:
     """Return a variant of LLAMA whose class names begin with `name`, and which sets bias=False."""
     constants = LLAMA.constants | {"bias": False} | changes.pop("constants", {})
+    here: dict[str, Any] = {"class_without_head": f"{name}Model", "supported": {}}
     return dataclasses.replace(
         LLAMA,
         class_name=f"{name}ForCausalLM",
         constants=constants,
-        **({"class_without_head": f"{name}Model", "supported": {}} | changes),
+        **(here | changes),
     )
 
 

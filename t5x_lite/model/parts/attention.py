@@ -184,7 +184,8 @@ class Attention(nn.Module):
             y = weighted_sum(dropout(weights), values)
         elif kernel != "plain":
             # Only Splash has a soft cap; other fused kernels are never chosen with one.
-            more = {"softcap": config.attention_softcap} if config.attention_softcap else {}
+            cap = config.attention_softcap
+            more: dict[str, Any] = {"softcap": cap} if cap else {}
             y = FUSED_KERNELS[kernel](q, keys, values, mask, position_bias, **more)
         elif self._relative is None:
             y = plain(q, keys, values, mask, mask_bias, dropout, config.attention_softcap)

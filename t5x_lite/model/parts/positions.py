@@ -237,17 +237,17 @@ class Relative(NoPositions):
     drops_out_at_end = True
 
     @property
-    def is_bias(self) -> bool:
+    def is_bias(self) -> bool:  # pyrefly: ignore[bad-override]
         """True if all layers share one bias."""
         return not self.per_layer
 
     @property
-    def needs_logits(self) -> bool:
+    def needs_logits(self) -> bool:  # pyrefly: ignore[bad-override]
         """True if each layer adds its own bias to its logits."""
         return self.per_layer
 
     @property
-    def has_mimetic_init(self) -> bool:
+    def has_mimetic_init(self) -> bool:  # pyrefly: ignore[bad-override]
         """True if the biases can be initialised so that two heads attend to neighbours."""
         return not self.per_layer
 
