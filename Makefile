@@ -11,13 +11,17 @@ LOCKS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION)))
 # would compile jax and the package anew, which doubles their time.
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
+# $(call LOCKED,file,options): uv installs a lock in a tenth of pip's time, but does not know pip's settings,
+# such as another index. $(call ONE,package,lock): the lines of one package.
+LOCKED = { $(BIN)/uv pip install -q --python $(BIN)/python $2 --require-hashes -r $1 || \
+	$(PIP_INSTALL) $2 --require-hashes -r $1; }
+ONE = sed -n '/^$1==/,/[^\\]$$/p' $(LOCKS)/$2.txt > $(VENV)/$1.txt
 # $(call INSTALL,dev): the package and an extra. LIBTPU: Google's compiler of TPUs, which is for Linux on
 # x86 alone; in a place where only its tests find it.
 ifneq ($(LOCKS),)
-INSTALL = $(PIP_INSTALL) --require-hashes -r $(LOCKS)/$1.txt && \
-	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
-LIBTPU = sed -n '/^libtpu==/,/[^\\]$$/p' $(LOCKS)/tpu.txt > $(VENV)/libtpu.txt && \
-	$(PIP_INSTALL) --no-deps --target $(VENV)/libtpu --require-hashes -r $(VENV)/libtpu.txt
+INSTALL = $(call ONE,uv,report) && $(PIP_INSTALL) --require-hashes -r $(VENV)/uv.txt && \
+	$(call LOCKED,$(LOCKS)/$1.txt) && $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+LIBTPU = $(call ONE,libtpu,tpu) && $(call LOCKED,$(VENV)/libtpu.txt,--no-deps --target $(VENV)/libtpu)
 else
 INSTALL = $(PIP_INSTALL) $(if $(NEWEST),-U) -e '.[$1]'
 LIBTPU = $(PIP_INSTALL) --no-deps --target $(VENV)/libtpu "$$($(BIN)/python -c '$(FITTING_LIBTPU)')"

@@ -4,7 +4,8 @@
     python constraints/update.py [--upgrade]
 
 uv resolves pyproject.toml for every platform and keeps the locked versions where it can; --upgrade
-takes the newest. Run the tests on each Python before a lock is committed.
+takes the newest. The Makefile installs uv itself from a lock. Run the tests on each Python before a
+lock is committed.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def resolve(python: str, extras: tuple[str, ...], lock: Path, upgrade: bool) -> 
         command += [f"--constraints={lock}"]
     command += [str(project), "-"]
     return subprocess.run(
-        command, input="\n".join(build), text=True, stdout=subprocess.PIPE, check=True
+        command, input="\n".join([*build, "uv"]), text=True, stdout=subprocess.PIPE, check=True
     ).stdout
 
 

@@ -94,11 +94,21 @@ def call(function, arguments):
 call.__code__ = call.__code__.replace(co_stacksize=300_000)
 
 
+# Tests of functions whose arguments have declared types are called with these checked. Elsewhere a
+# model is one of theirs, and checking it again takes a twelfth of the time.
+OF_CHECKED_FUNCTIONS = ("tests/model/", "tests/data/", "tests/parallel/")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Call a test where its frames have room."""
     names = pyfuncitem._fixtureinfo.argnames
-    call(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+    checks = pyfuncitem.nodeid.startswith(OF_CHECKED_FUNCTIONS)
+    jaxtyping.config.update("jaxtyping_disable", not checks)
+    try:
+        call(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
     return True
 
 
