@@ -11,17 +11,17 @@ LOCKS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION)))
 # would compile jax and the package anew, which doubles their time.
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
-# $(call LOCKED,file,options): uv installs a lock in a tenth of pip's time, but does not know pip's settings,
-# such as another index. $(call ONE,package,lock): the lines of one package.
+# $(call LOCKED,file,options): uv installs a lock much faster than pip, but does not know pip's settings,
+# such as another index.
 LOCKED = { $(BIN)/uv pip install -q --python $(BIN)/python $2 --require-hashes -r $1 || \
-	$(PIP_INSTALL) $2 --require-hashes -r $1; }
-ONE = sed -n '/^$1==/,/[^\\]$$/p' $(LOCKS)/$2.txt > $(VENV)/$1.txt
+	{ echo "uv failed; pip takes over" >&2; $(PIP_INSTALL) $2 --require-hashes -r $1; }; }
 # $(call INSTALL,dev): the package and an extra. LIBTPU: Google's compiler of TPUs, which is for Linux on
 # x86 alone; in a place where only its tests find it.
 ifneq ($(LOCKS),)
-INSTALL = $(call ONE,uv,report) && $(PIP_INSTALL) --require-hashes -r $(VENV)/uv.txt && \
+INSTALL = $(PIP_INSTALL) --require-hashes -r constraints/uv.txt && \
 	$(call LOCKED,$(LOCKS)/$1.txt) && $(PIP_INSTALL) --no-deps --no-build-isolation -e .
-LIBTPU = $(call ONE,libtpu,tpu) && $(call LOCKED,$(VENV)/libtpu.txt,--no-deps --target $(VENV)/libtpu)
+LIBTPU = sed -n '/^libtpu==/,/[^\\]$$/p' $(LOCKS)/tpu.txt > $(VENV)/libtpu.txt && \
+	$(call LOCKED,$(VENV)/libtpu.txt,--no-deps --target $(VENV)/libtpu)
 else
 INSTALL = $(PIP_INSTALL) $(if $(NEWEST),-U) -e '.[$1]'
 LIBTPU = $(PIP_INSTALL) --no-deps --target $(VENV)/libtpu "$$($(BIN)/python -c '$(FITTING_LIBTPU)')"
@@ -43,7 +43,7 @@ test: $(VENV)/.tested-with$(NEWEST)
 
 # What takes long and rarely tells anything.
 test-slow: $(VENV)/.tested-with$(NEWEST)
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 # Break runs, checkpoints and files in every way we know: more than an hour; it prints a table.
 test-faults: $(VENV)/.tested-with$(NEWEST)
@@ -75,12 +75,12 @@ $(VENV)/bin/python:
 same-python: | $(VENV)/bin/python
 	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
 
-$(VENV)/.installed$(NEWEST): pyproject.toml $(wildcard $(LOCKS)/*) | same-python
+$(VENV)/.installed$(NEWEST): pyproject.toml $(if $(LOCKS),$(wildcard $(LOCKS)/*)) | same-python
 	rm -f $(VENV)/.installed* $(VENV)/.tested-with*
 	$(call INSTALL,report)
 	touch $@
 
-$(VENV)/.tested-with$(NEWEST): pyproject.toml $(wildcard $(LOCKS)/*) | same-python
+$(VENV)/.tested-with$(NEWEST): pyproject.toml $(if $(LOCKS),$(wildcard $(LOCKS)/*)) | same-python
 	rm -rf $(VENV)/.installed* $(VENV)/.tested-with* $(VENV)/libtpu
 	$(call INSTALL,dev)
 	$(if $(filter Linux x86_64,$(shell uname -sm)),$(LIBTPU))

@@ -4,8 +4,8 @@
     python constraints/update.py [--upgrade]
 
 uv resolves pyproject.toml for every platform and keeps the locked versions where it can; --upgrade
-takes the newest. The Makefile installs uv itself from a lock. Run the tests on each Python before a
-lock is committed.
+takes the newest. The Makefile installs uv from a lock of its own, one for every Python. Run the
+tests on each Python before a lock is committed.
 """
 
 import argparse
@@ -32,7 +32,9 @@ PLATFORMS = re.compile(r"any|(manylinux|linux).*_(x86_64|aarch64)|macosx_.*")
 
 
 def resolve(python: str, extras: tuple[str, ...], lock: Path, upgrade: bool) -> str:
-    """Resolve the extras: a requirements file with the hashes of all files of each package."""
+    """Resolve the extras: a requirements file with the hashes of all files of each package. Without
+    an extra: uv itself.
+    """
     project = HERE.parent / "pyproject.toml"
     build = tomllib.loads(project.read_text())["build-system"]["requires"]
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"]
@@ -40,9 +42,13 @@ def resolve(python: str, extras: tuple[str, ...], lock: Path, upgrade: bool) -> 
     command += [f"--extra={extra}" for extra in extras]
     if lock.exists() and not upgrade:
         command += [f"--constraints={lock}"]
-    command += [str(project), "-"]
+    command += [str(project), "-"] if extras else ["-"]
     return subprocess.run(
-        command, input="\n".join([*build, "uv"]), text=True, stdout=subprocess.PIPE, check=True
+        command,
+        input="\n".join(build if extras else ["uv"]),
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
     ).stdout
 
 
@@ -116,6 +122,8 @@ def main() -> None:
             lock.parent.mkdir(exist_ok=True)
             lock.write_text(only_ours(resolve(python, extras, lock, upgrade), minor))
             print(lock)
+    lock = HERE / "uv.txt"
+    lock.write_text(only_ours(resolve(PYTHONS[0], (), lock, upgrade), "3.11"))
 
 
 if __name__ == "__main__":

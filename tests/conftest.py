@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import jaxtyping
 import pytest
+from _pytest.python import pytest_pyfunc_call as pytests_own_call
 
 from t5x_lite.config.permission import allow
 from t5x_lite.errors import BAD_CONFIG, UserError
@@ -84,32 +85,28 @@ def pytest_configure(config):
         os.sched_setaffinity(0, own or processors)
 
 
-def call(function, arguments):
-    return function(**arguments)
+def with_room(function, *arguments):
+    return function(*arguments)
 
 
 # Python keeps its frames in pieces of 16 kB and maps and unmaps a piece whenever a call crosses
-# its end, thousands of times while a program is traced. A frame that says it needs more brings a
-# piece in which all frames of the test have room: a twentieth of the tests' time.
-call.__code__ = call.__code__.replace(co_stacksize=300_000)
-
-
-# Tests of functions whose arguments have declared types are called with these checked. Elsewhere a
-# model is one of theirs, and checking it again takes a twelfth of the time.
-OF_CHECKED_FUNCTIONS = ("tests/model/", "tests/data/", "tests/parallel/")
+# its end, thousands of times while a program is traced. A frame that claims 2.4 MB brings a piece
+# of 4 MB, in whose rest all frames of the test have room: a twentieth of the tests' time.
+with_room.__code__ = with_room.__code__.replace(co_stacksize=300_000)
+# Declared types are checked only in tests of the functions that declare them. Other tests run whole
+# models, where the checks took a twelfth of the time. CHECK_TYPES=1 checks everywhere.
+CHECKED = ("",) if os.environ.get("CHECK_TYPES") else ("tests/model/", "tests/data/")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Call a test where its frames have room."""
-    names = pyfuncitem._fixtureinfo.argnames
-    checks = pyfuncitem.nodeid.startswith(OF_CHECKED_FUNCTIONS)
-    jaxtyping.config.update("jaxtyping_disable", not checks)
+    """Call a test as pytest does, where its frames have room."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", not pyfuncitem.nodeid.startswith(CHECKED))
     try:
-        call(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+        return with_room(pytests_own_call, pyfuncitem)
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-    return True
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 LENGTHS = {

@@ -49,7 +49,7 @@ def test_lock_holds_what_the_project_requires(lock):
         assert requirement.specifier.contains(version), requirement
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=str)
+@pytest.mark.parametrize("lock", [*LOCKS, "uv.txt"], ids=str)
 def test_every_package_has_its_hashes(lock):
     for package, (_, hashes) in locked(lock).items():
         assert hashes, package

@@ -337,7 +337,14 @@ def wait_until_followed(launch):
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("tpu_vm", signal.SIGTERM), ("queued", signal.SIGINT), ("queued", signal.SIGHUP)],
+    [
+        ("tpu_vm", signal.SIGTERM),
+        ("queued", signal.SIGINT),
+        ("queued", signal.SIGHUP),
+        pytest.param("tpu_vm", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("tpu_vm", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("queued", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):
     scene = [MISSING, {"on": ["tail "], "seconds": 60}, {"on": ["sleep 1"], "out": "143"}]

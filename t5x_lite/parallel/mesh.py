@@ -136,7 +136,7 @@ def use_mesh(
     Args:
         split_rows: see axes.all_rules.
     """
-    settings: Any = jax.config  # has no types
+    settings: Any = jax.config  # its attributes have no types
     precision = settings.jax_default_matmul_precision
     if model.dtype == "float32":
         precision = precision or "highest"

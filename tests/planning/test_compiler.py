@@ -72,14 +72,14 @@ def test_attention_is_a_kernel_where_devices_share_heads():
     ("config", "settings", "axes"),
     [
         ("gpt_tiny", ["mesh.fsdp=8"], {"fsdp"}),
-        (
+        pytest.param(
             "t5_tiny",
             ["mesh.fsdp=4", "mesh.tensor=2", "model.dtype=bfloat16"],
             {"fsdp", "tensor", "fsdp × tensor"},
+            marks=pytest.mark.slow,
         ),
     ],
 )
-@pytest.mark.slow
 def test_a_plan_is_compiled(config, settings, axes):
     """In float32, too, of which nobody says how fast a TPU computes it."""
     words = [f"--config.{setting}" for setting in settings]

@@ -165,7 +165,7 @@ def test_what_is_logged_is_what_is_minimised(run_of, objective):
     assert mean_metrics(sums)["total_loss"] == pytest.approx(float(minimised), rel=1e-6)
 
 
-@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.slow), jax.random.key(5)])
+@pytest.mark.parametrize("key", [None, jax.random.key(5)])
 @pytest.mark.parametrize("objective", ["electra.replaced_tokens", "xlnet.permuted"])
 def test_samples_do_not_depend_on_microbatches(run_of, objective, key):
     found = []

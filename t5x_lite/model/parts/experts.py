@@ -112,7 +112,7 @@ class Experts(nn.Module):
             return self.param(name, with_axes(init, "experts", *axes), (here, *shape), dtype)
 
         # The router works in float32: "bfloat16 seems to reduce quality" (Mesh TensorFlow).
-        precision = "float64" if dtype == jnp.float64 else "float32"
+        precision = "float64" if config.dtype == "float64" else "float32"
         precise = replace(config, dtype=precision, bias=False)
         self.router = Dense(precise, self.num, ("embed", "classes"))
         into, back = kernel_init(config, D), kernel_init(config, F, writes_to_stream=True)
