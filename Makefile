@@ -10,6 +10,7 @@ LOCKS = $(if $(NEWEST),,$(wildcard constraints/$(VERSION)))
 # Bytecode is made of what is imported, not of all that is installed; without it each of the tests' processes
 # would compile jax and the package anew, which doubles their time.
 unexport PYTHONDONTWRITEBYTECODE
+LOCK_FILES = $(if $(LOCKS),constraints/uv.txt $(wildcard $(LOCKS)/*))
 PIP_INSTALL = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
 # $(call LOCKED,file,options): uv installs a lock much faster than pip, but does not know pip's settings,
 # such as another index.
@@ -75,12 +76,12 @@ $(VENV)/bin/python:
 same-python: | $(VENV)/bin/python
 	@$(BIN)/python -c 'import sys; have = "%d.%d" % sys.version_info[:2]; sys.exit(have != "$(VERSION)" and "$(VENV) holds Python " + have + ", not $(VERSION): make clean first, or name another with VENV=")'
 
-$(VENV)/.installed$(NEWEST): pyproject.toml $(if $(LOCKS),$(wildcard $(LOCKS)/*)) | same-python
+$(VENV)/.installed$(NEWEST): pyproject.toml $(LOCK_FILES) | same-python
 	rm -f $(VENV)/.installed* $(VENV)/.tested-with*
 	$(call INSTALL,report)
 	touch $@
 
-$(VENV)/.tested-with$(NEWEST): pyproject.toml $(if $(LOCKS),$(wildcard $(LOCKS)/*)) | same-python
+$(VENV)/.tested-with$(NEWEST): pyproject.toml $(LOCK_FILES) | same-python
 	rm -rf $(VENV)/.installed* $(VENV)/.tested-with* $(VENV)/libtpu
 	$(call INSTALL,dev)
 	$(if $(filter Linux x86_64,$(shell uname -sm)),$(LIBTPU))

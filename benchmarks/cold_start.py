@@ -27,7 +27,7 @@ def first_step(family: str, directory: Path) -> float:
     process = subprocess.Popen(
         [*PYTHON, "train", f"--config={family}_tiny", *more], stdout=subprocess.PIPE, text=True
     )
-    for line in process.stdout:
+    for line in process.stdout or ():
         if line.startswith("step 1/"):
             break
     seconds = time.perf_counter() - start

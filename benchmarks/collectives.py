@@ -12,6 +12,7 @@ dropout, with each layer recomputed in the backward pass.
 import os
 import sys
 from collections import Counter
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -47,7 +48,7 @@ def main(config: str, topology: str, *settings: str) -> None:
     compiled = program.trace().lower().compile()
     text = compiled.as_text()
     sent = collectives(text, program.mesh)
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     state, beyond = memory.argument_size_in_bytes / 2**30, memory.temp_size_in_bytes / 2**30
     print(f"{config} on {topology}: state {state:.2f} GiB a chip, {beyond:.2f} GiB beyond it")
     print(f"cycles, as the compiler expects: {expected_cycles(text):.4g}")

@@ -11,6 +11,7 @@ v5e:2x2, it is compiled with splash attention for a TPU, which this machine need
 
 import os
 import sys
+from typing import Any
 
 if sys.argv[1:]:
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
@@ -34,7 +35,7 @@ def main(topology: str = "") -> None:
     for adapt, remat, chunk in ways:
         more = f"model.remat={remat}", f"training.loss_chunk={chunk}"
         step = lowered(8, 1024, *more, adapt=adapt, device=device)
-        plan = step.compile().memory_analysis()
+        plan: Any = step.compile().memory_analysis()
         state, beyond = (
             size / 2**30 for size in (plan.argument_size_in_bytes, plan.temp_size_in_bytes)
         )

@@ -26,7 +26,7 @@ def keep(name: str, results: Any, peer: str = "") -> None:
         results: the numbers of every round, with units in the names.
         peer: the python of the peer's environment, whose versions are recorded too; empty: none.
     """
-    record = {
+    record: dict[str, Any] = {
         "command": _command(),
         "date": date.today().isoformat(),
         "commit": _commit(),

@@ -83,6 +83,8 @@ def ask(process: subprocess.Popen, steps: int = STEPS) -> dict[str, Any]:
     """Let a worker run its next steps, and return its answer: the seconds of each step and, from
     ours, the tokens per second and the MFU. The seconds are infinite if the process failed.
     """
+    assert process.stdin, "a worker reads from a pipe"
+    assert process.stdout, "a worker writes to a pipe"
     try:
         process.stdin.write(f"{steps}\n")
         process.stdin.flush()

@@ -31,24 +31,17 @@ LOCKS = {"report": ("report",), "dev": ("dev",), "tpu": ("tpu", "gcs")}
 PLATFORMS = re.compile(r"any|(manylinux|linux).*_(x86_64|aarch64)|macosx_.*")
 
 
-def resolve(python: str, extras: tuple[str, ...], lock: Path, upgrade: bool) -> str:
-    """Resolve the extras: a requirements file with the hashes of all files of each package. Without
-    an extra: uv itself.
+def resolve(python: str, asked: list[str], options: list[str]) -> str:
+    """Resolve what is asked: a requirements file with the hashes of all files of each package.
+
+    Args:
+        asked: requirements, one a line.
+        options: more words for uv, such as a project and its extras.
     """
-    project = HERE.parent / "pyproject.toml"
-    build = tomllib.loads(project.read_text())["build-system"]["requires"]
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"]
-    command += ["--no-header", "--no-annotate", f"--python-version={python}"]
-    command += [f"--extra={extra}" for extra in extras]
-    if lock.exists() and not upgrade:
-        command += [f"--constraints={lock}"]
-    command += [str(project), "-"] if extras else ["-"]
+    command += ["--no-header", "--no-annotate", f"--python-version={python}", *options, "-"]
     return subprocess.run(
-        command,
-        input="\n".join(build if extras else ["uv"]),
-        text=True,
-        stdout=subprocess.PIPE,
-        check=True,
+        command, input="\n".join(asked), text=True, stdout=subprocess.PIPE, check=True
     ).stdout
 
 
@@ -115,15 +108,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     upgrade = parser.parse_args().upgrade
+    project = HERE.parent / "pyproject.toml"
+    build = tomllib.loads(project.read_text())["build-system"]["requires"]
+
+    def write(lock: Path, python: str, asked: list[str], options: list[str]) -> None:
+        if lock.exists() and not upgrade:
+            options = [*options, f"--constraints={lock}"]
+        lock.parent.mkdir(exist_ok=True)
+        lock.write_text(only_ours(resolve(python, asked, options), python))
+        print(lock)
+
     for python in PYTHONS:
         minor = ".".join(python.split(".")[:2])
         for name, extras in LOCKS.items():
-            lock = HERE / minor / f"{name}.txt"
-            lock.parent.mkdir(exist_ok=True)
-            lock.write_text(only_ours(resolve(python, extras, lock, upgrade), minor))
-            print(lock)
-    lock = HERE / "uv.txt"
-    lock.write_text(only_ours(resolve(PYTHONS[0], (), lock, upgrade), "3.11"))
+            of_extras = [*(f"--extra={extra}" for extra in extras), str(project)]
+            write(HERE / minor / f"{name}.txt", python, build, of_extras)
+    write(HERE / "uv.txt", PYTHONS[0], ["uv"], [])
 
 
 if __name__ == "__main__":

@@ -85,6 +85,11 @@ def pytest_configure(config):
         os.sched_setaffinity(0, own or processors)
 
 
+def slow(*values):
+    """Values of a parametrised test that only `make test-slow` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def with_room(function, *arguments):
     return function(*arguments)
 

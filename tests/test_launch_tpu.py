@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, slow
 
 # Each line of the scene: words that a command has to contain, in order of preference, and what is
 # answered, once or always: [words, output, error, exit code, seconds].
@@ -341,9 +341,9 @@ def wait_until_followed(launch):
         ("tpu_vm", signal.SIGTERM),
         ("queued", signal.SIGINT),
         ("queued", signal.SIGHUP),
-        pytest.param("tpu_vm", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("tpu_vm", signal.SIGHUP, marks=pytest.mark.slow),
-        pytest.param("queued", signal.SIGTERM, marks=pytest.mark.slow),
+        slow("tpu_vm", signal.SIGINT),
+        slow("tpu_vm", signal.SIGHUP),
+        slow("queued", signal.SIGTERM),
     ],
 )
 def test_a_signal_lets_the_run_save_and_deletes(launch, name, number):

@@ -84,7 +84,7 @@ class Lengths(Checked):
 
 @dataclass(frozen=True)
 class TextCleaning(Checked):
-    """What to do about each kind of unclean text: replace the problem, keep it, skip the document,
+    """The policy for each kind of unclean text: replace the problem, keep it, skip the document,
     or stop.
 
     The store's manifest counts each case, and `inspect` shows the counts.

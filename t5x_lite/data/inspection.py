@@ -1,5 +1,5 @@
-"""What a model will read: the first rows of a config in readable form, the ledger of the run, and
-the contents of a token store.
+"""Views of what a model will read: the first rows of a config in readable form, the ledger of the
+run, and the contents of a token store.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""What a process compiles for a run: its train step, its evaluation, and the drawing of its first
-state.
+"""The functions that a process compiles for a run: its train step, its evaluation, and the drawing
+of its first state.
 
 All three follow from a `Computation` and from nothing else. Seed and learning rate are arguments
 of the compiled functions. So the seeds of a comparison, and its tries of a learning rate, compile

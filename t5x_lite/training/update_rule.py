@@ -1,4 +1,4 @@
-"""What an update rule is here: an optax transformation that says how its state is sharded."""
+"""Update rules: optax transformations that say how their state is sharded."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

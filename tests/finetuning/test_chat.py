@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from conftest import refusal, run
+from conftest import refusal, run, slow
 
 import t5x_lite
 from t5x_lite.errors import USAGE
@@ -26,7 +26,7 @@ def talks(tmp_path):
 
 @pytest.mark.parametrize(
     ("architecture", "adapt"),
-    [("decoder", "full"), pytest.param("encoder_decoder", "lora(2)", marks=pytest.mark.slow)],
+    [("decoder", "full"), slow("encoder_decoder", "lora(2)")],
 )
 def test_a_tuned_model_replies(make, talks, tmp_path, architecture, adapt):
     resolved, _ = make(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import slow
 from inference.untrained import full_logits, logits_of, untrained
 
 from t5x_lite.data.objectives.pairs import Pairs
@@ -38,10 +39,10 @@ def target_logits(loaded, prompt, targets):
     ("objective", "architecture", "mixer"),
     [
         ("causal_lm", "decoder", "attention"),
-        pytest.param("causal_lm", "decoder", "lstm", marks=pytest.mark.slow),
-        pytest.param("prefix_lm", "prefix_decoder", "attention", marks=pytest.mark.slow),
+        slow("causal_lm", "decoder", "lstm"),
+        slow("prefix_lm", "prefix_decoder", "attention"),
         ("span_corruption", "encoder_decoder", "attention"),
-        pytest.param("span_corruption", "encoder_decoder", "lstm", marks=pytest.mark.slow),
+        slow("span_corruption", "encoder_decoder", "lstm"),
     ],
 )
 def test_greedy_is_the_argmax_of_each_prefix_and_batches_change_nothing(
@@ -163,7 +164,7 @@ def test_prompts_reach_to_the_last_position(make):
 
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder_decoder"])
-@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("beams", [slow(1), 3])
 def test_a_text_does_not_depend_on_the_other_prompts(make, architecture, beams):
     """Of one batch, long prompts and short ones, with learned positions that end at 40."""
     loaded = untrained(make, "prefix_lm", architecture)

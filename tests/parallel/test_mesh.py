@@ -6,7 +6,7 @@ import sys
 import jax
 import proof_sharding
 import pytest
-from conftest import ROOT, with_devices
+from conftest import ROOT, slow, with_devices
 from training.runs import figures
 
 from t5x_lite.config import Mesh, Model
@@ -25,10 +25,6 @@ name, arguments = sys.argv[1], json.loads(sys.argv[2])
 with proof_sharding.manuals_modules():
     print("FIGURES", json.dumps(getattr(proof_sharding, name)(*arguments)))
 """
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def prove(name, text_file, *arguments, devices) -> dict:

@@ -7,7 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import ROOT, with_devices
+from conftest import ROOT, slow, with_devices
 
 from t5x_lite.planning import trace as traced
 
@@ -112,9 +112,9 @@ print("FOUND", json.dumps([sent, found]))
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        pytest.param("gpt_tiny", ["mesh.fsdp=8"], marks=pytest.mark.slow),
-        pytest.param("t5_tiny", ["mesh.fsdp=2", "mesh.data=4"], marks=pytest.mark.slow),
-        pytest.param("bert_tiny", ["mesh.fsdp=4", "mesh.tensor=2"], marks=pytest.mark.slow),
+        slow("gpt_tiny", ["mesh.fsdp=8"]),
+        slow("t5_tiny", ["mesh.fsdp=2", "mesh.data=4"]),
+        slow("bert_tiny", ["mesh.fsdp=4", "mesh.tensor=2"]),
         ("gpt_tiny", ["mesh.sequence=2", "mesh.fsdp=4"]),
     ],
 )

@@ -4,7 +4,7 @@ import sys
 
 import jax
 import pytest
-from conftest import ROOT, with_devices
+from conftest import ROOT, slow, with_devices
 
 from t5x_lite.planning import traffic as inventory
 
@@ -84,9 +84,7 @@ def test_fsdp_sends_little_more_than_it_has_to():
     assert all_of_it["least"] <= total <= 1.1 * all_of_it["least"]
 
 
-@pytest.mark.parametrize(
-    ("remat", "passes"), [("False", 8), pytest.param("True", 11, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("remat", "passes"), [("False", 8), slow("True", 11)])
 def test_tensor_gathers_and_sums_the_stream_twice_a_block_and_pass(remat, passes):
     """Two gathers and two reduce-scatters forward, as many backward; computed again, two gathers
     and the one reduce-scatter that is read again.

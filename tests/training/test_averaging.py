@@ -187,7 +187,6 @@ def test_the_average_of_an_adapted_model_is_that_of_its_updates(plain, text_file
         jax.tree.map(check, newest[-1], expected)
 
 
-@pytest.mark.slow
 def test_an_ema_goes_on_through_stages(text_file, tmp_path):
     config = with_average(text_file, "ema(decay=0.6)", eval_every=0)
     t5x_lite.train(config, tmp_path / "whole")

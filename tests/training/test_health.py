@@ -9,7 +9,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from conftest import run
+from conftest import run, slow
 from training.runs import assert_same, figures, saved_state, saved_steps
 
 from t5x_lite import manifest
@@ -157,7 +157,7 @@ def test_early_steps_are_left_out_too(make, tmp_path, poison, value, number):
     "way",
     [
         {},
-        pytest.param({"training.microbatches": 2}, marks=pytest.mark.slow),
+        slow({"training.microbatches": 2}),
         {"training.exact": True},
     ],
 )

@@ -11,7 +11,7 @@ import time
 
 import jax
 import pytest
-from conftest import ROOT, run, start, with_devices
+from conftest import ROOT, run, slow, start, with_devices
 from training.runs import figures, saved_steps, wait_for
 
 from t5x_lite.errors import UserError
@@ -150,9 +150,7 @@ def of_each(config, count: int, workdirs, **more) -> list[subprocess.Popen]:
     return processes
 
 
-@pytest.mark.parametrize(
-    "differs", [pytest.param("--workdir", marks=pytest.mark.slow), "optimizer.learning_rate"]
-)
+@pytest.mark.parametrize("differs", [slow("--workdir"), "optimizer.learning_rate"])
 def test_processes_that_differ_say_in_what(tmp_path, config_file, differs):
     """One of them would wait for ever."""
     workdirs = [tmp_path / "a"] * 2

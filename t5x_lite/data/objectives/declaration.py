@@ -1,5 +1,5 @@
-"""What an objective declares: a bound on the length of its outputs, and traits that the rest of the
-system needs to know.
+"""The declaration of an objective: a bound on the length of its outputs, and traits that the rest
+of the system needs to know.
 
     @objective(bound=lambda n, *, noise_density=0.15: Bound(inputs=…, targets=…, both=…))
     def my_objective(tokens, rng, vocabulary, *, noise_density: ProperShare = 0.15) -> Pairs:

@@ -100,7 +100,7 @@ class PackedExamples:
 
     @cached_property
     def _sizes(self) -> np.ndarray:
-        """What each example needs of each resource in _room: [examples, resources]."""
+        """The amount that each example needs of each resource in _room: [examples, resources]."""
         inputs, targets = self.examples.inputs.lengths, self.examples.targets.lengths
         sizes = np.stack([inputs, targets], 1)
         if not self.shape.encoder:

@@ -22,7 +22,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass
 class BadLines:
-    """What to do with lines that hold no record: skip and count them, or raise an error.
+    """The policy for lines that hold no record: skip and count them, or raise an error.
 
     Attributes:
         policy: "stop" or "skip".

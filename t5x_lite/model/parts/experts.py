@@ -281,7 +281,7 @@ class Experts(nn.Module):
 
     @nn.nowrap
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield a message per setting that it cannot work with, as contract.Part says."""
         config, mesh = setting.config, setting.mesh
         key = f"model.feed_forward={config.feed_forward}"
         if self.top_k > self.num:

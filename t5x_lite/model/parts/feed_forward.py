@@ -38,7 +38,7 @@ class MLP(nn.Module):
 
     @nn.nowrap
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield a message per setting that it cannot work with, as contract.Part says."""
         yield from undivided_d_ff(setting)
 
 

@@ -165,7 +165,7 @@ class LSTM(nn.Module):
 
     @nn.nowrap
     def contradictions(self, setting: Setting) -> Iterator[str]:
-        """See contract.Part."""
+        """Yield a message per setting that it cannot work with, as contract.Part says."""
         config = setting.config
         if config.architecture == "prefix_decoder":
             yield "model.mixer=lstm: reads a prefix one way only; use architecture decoder"
