@@ -56,7 +56,8 @@ class Dropout(nn.Module):
         keys = jax.vmap(fold_in, (0, None))(
             fold_in(self.make_rng("dropout"), noise.rows), jnp.asarray(places)
         )
-        # Each key draws the mask over all other axes.
+        # Each key draws the mask over all other axes. (Else XLA computes it anew for each entry.)
+        keys = jax.lax.optimization_barrier(keys)
         rest = tuple(np.delete(x.shape[1:], self.axis - 1))
         draw = partial(jax.random.bernoulli, p=1 - self.rate, shape=rest)
         keep = jnp.moveaxis(jax.vmap(jax.vmap(draw))(keys), 1, self.axis)

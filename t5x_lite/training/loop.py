@@ -31,6 +31,7 @@ from t5x_lite.errors import BAD_CONFIG, BAD_DATA, UserError
 from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
+from t5x_lite.model.threefry import compile_unrolled
 from t5x_lite.model.transformer import parameter_axes
 from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
@@ -58,9 +59,10 @@ from t5x_lite.training.whole_text import BATCHES
 
 
 def setup_jax(dtype: str = "float32") -> None:
-    """Enable 64 bits only for float64, and keep compiled programs in the private cache, so that a
-    second start need not compile.
+    """Enable 64 bits only for float64, compile random numbers for CPUs the fast way, and keep
+    compiled programs in the private cache, so that a second start need not compile.
     """
+    compile_unrolled()
     jax.config.update("jax_enable_x64", dtype == "float64")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
