@@ -9,9 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
-import jax
 import numpy as np
-from flax import linen as nn
 
 from t5x_lite.config.files import load
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -26,7 +24,7 @@ family, rows, dtype = sys.argv[1:]
 config = load({"gpt2": "gpt2_small", "t5": "published:t5_small"}[family])
 described = replace(config.model, dtype=dtype, max_length=1024)
 model = resolve_model(described, vocab_size=config.model.vocab_size, max_length=1024)
-params = jax.jit(lambda: nn.meta.unbox(initialise(model, jax.random.key(0))))()
+params = initialise(model, 0)
 tokenizer = Tokenizer()
 object.__setattr__(tokenizer.vocabulary, "eos", -1)  # no row ends early
 loaded = LoadedModel(config, plan(config), model, tokenizer, params, 0)

@@ -3,12 +3,14 @@
 Shapes: B rows, T positions, H heads, K head_dim, V rows of a table, W its width.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
@@ -26,6 +28,18 @@ from t5x_lite.parallel.axes import check_names
 
 Parameter = Array | np.ndarray  # numpy if a model is applied directly to imported arrays
 
+# Initialisers of equal standard deviation are one object, so that parameters drawn alike share a
+# compiled program.
+normal = cache(nn.initializers.normal)
+truncated_normal = cache(nn.initializers.truncated_normal)
+
+
+@struct.dataclass
+class Declaration(nn.LogicallyPartitioned):
+    """A parameter with the names of its axes and the initialiser that draws it."""
+
+    init: Any = struct.field(pytree_node=False, default=None)
+
 
 def parameter_dtype(config: ModelDimensions) -> Any:
     """Return the dtype of parameters: float64 if the compute dtype is float64, else float32."""
@@ -38,9 +52,10 @@ def with_axes(init: Any, *axes: str) -> Any:
     if len(set(axes)) < len(axes):
         fix = "give each another, 'own' where none fits"
         raise ValueError(f"got the axis names {axes}; {fix}")
-    return nn.with_logical_partitioning(init, axes)
+    return lambda *args: Declaration(init(*args), axes, init=init)
 
 
+@cache
 def padded_with_zeros(init: Any, size: int, axis: int) -> Any:
     """Return an initialiser that draws `size` entries along an axis and pads them with zeros, so
     that the numbers drawn for an id do not depend on the padding.
@@ -91,8 +106,8 @@ def kernel_init(
     # BERT: truncated at ± 2 σ and not rescaled. As in TensorFlow, the standard deviation is then
     # 0.88 σ.
     if config.init == "truncated":
-        return nn.initializers.truncated_normal(stddev)
-    return nn.initializers.normal(stddev)
+        return truncated_normal(stddev)
+    return normal(stddev)
 
 
 def split_heads(x: Array, head_dim: int) -> Array:
@@ -107,6 +122,7 @@ def join_heads(x_BHTK: Array) -> Array:
     return x_BHTK.swapaxes(1, 2).reshape(B, T, -1)
 
 
+@cache
 def _plus_identity(init: Any, scale: float) -> Any:
     """Return an initialiser that adds scale · I to the kernel that `init` draws."""
     return lambda key, shape, dtype: init(key, shape, dtype) + scale * jnp.eye(*shape, dtype=dtype)
@@ -198,13 +214,15 @@ class Dense(nn.Module):
     def _low_rank(self, x: Array) -> Array:
         """Return LoRA's update x A B · alpha / rank (Hu et al., 2022, §4.1). B is zero at first."""
         config, dtype = self.config, parameter_dtype(self.config)
-        a_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as released
         a_axes, b_axes = (self.axes[0], "adapter"), ("adapter", self.axes[1])
         shape = (x.shape[-1], config.lora_rank)
-        a = self.param("lora_a", with_axes(a_init, *a_axes), shape, dtype)
+        a = self.param("lora_a", with_axes(_LORA_A, *a_axes), shape, dtype)
         b_init = with_axes(nn.initializers.zeros, *b_axes)
         b = self.param("lora_b", b_init, (config.lora_rank, self.features), dtype)
         return matmul(matmul(x, a).astype(x.dtype), b) * (config.lora_alpha / config.lora_rank)
+
+
+_LORA_A = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # as LoRA was released
 
 
 def look_up(table_VW: Any, ids: Any) -> Array:

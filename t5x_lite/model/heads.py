@@ -30,6 +30,7 @@ from t5x_lite.model.dense import (
     Dense,
     Parameter,
     constrain,
+    normal,
     padded_with_zeros,
     parameter_dtype,
     with_axes,
@@ -136,7 +137,7 @@ class LanguageModelHead(nn.Module):
         else:
             if not config.tie_embeddings:
                 stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
-                init = padded_with_zeros(nn.initializers.normal(stddev), config.vocab_size, 1)
+                init = padded_with_zeros(normal(stddev), config.vocab_size, 1)
                 draw = with_axes(init, "pooled", "vocab")
                 kernel = self.param("output", draw, (config.d_model, rows), dtype)
             assert kernel is not None, "tied embeddings need the table"

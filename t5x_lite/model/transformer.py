@@ -5,26 +5,33 @@ Shapes: B rows, T positions of a stack, E encoder and D decoder positions, W d_m
 d_model. C and P are a device's positions, see blocks.py.
 """
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from t5x_lite.config import Companion, ModelDimensions
+from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.blocks import Block, StackContext
 from t5x_lite.model.dense import (
+    Declaration,
     Dense,
     Parameter,
     constrain,
     look_up,
+    normal,
     padded_with_zeros,
     parameter_dtype,
+    truncated_normal,
     with_axes,
 )
 from t5x_lite.model.dropout import Dropout, Noise
@@ -36,6 +43,7 @@ from t5x_lite.model.parts.norms import make_norm
 from t5x_lite.model.parts.positions import NoPositions, make_positions
 from t5x_lite.model.parts.table import layers_of_period, part_of_parameter, runs_whole, splits_of
 from t5x_lite.model.remat import keep_what_is_dear
+from t5x_lite.model.threefry import fold_in, make_key
 from t5x_lite.parallel.axes import AXES, Names
 from t5x_lite.parallel.collectives import (
     gather_stream,
@@ -94,9 +102,9 @@ class Stack(nn.Module):
             in_axes=(0, nn.broadcast),
             length=turns,
             unroll=1 if config.scan else turns,
-            # The check traces the block once more, and thereby moves on the random numbers of
-            # parameters and dropout. Skip it only where none are drawn, so that figures stay.
-            check_constancy_invariants=self.is_initializing() or self.has_rng("dropout"),
+            # The check traces the block once more; only a block that all layers share needs it, to
+            # make its parameters.
+            check_constancy_invariants=self.share_layers and self.is_initializing(),
             metadata_params={nn.PARTITION_NAME: "layers"},
             **variables,
         )(config)
@@ -246,9 +254,9 @@ class Transformer(nn.Module):
         config, dtype = self.config, parameter_dtype(self.config)
 
         # Embeddings: tokens, learned positions, types.
-        init = nn.initializers.normal(config.embedding_stddev)
+        init = normal(config.embedding_stddev)
         if config.init == "truncated":
-            init = nn.initializers.truncated_normal(config.embedding_stddev)
+            init = truncated_normal(config.embedding_stddev)
 
         embedding_rows = own_dimensions(config).embedding_rows
 
@@ -312,7 +320,7 @@ class Transformer(nn.Module):
         config, dtype = self.config, parameter_dtype(self.config)
         rows, rank = own_dimensions(config).embedding_rows, config.lora_rank
         a_init = with_axes(nn.initializers.zeros, "vocab", "adapter")
-        b_init = with_axes(nn.initializers.normal(1.0), "adapter", "embedding")
+        b_init = with_axes(normal(1.0), "adapter", "embedding")
         a = self.param(f"{of}_lora_a", a_init, (rows, rank), dtype)
         b = self.param(f"{of}_lora_b", b_init, (rank, config.embedding_size), dtype)
         return a, b
@@ -579,21 +587,54 @@ def blank_row(config: ModelDimensions, length: int = 8) -> Row:
     return row
 
 
-def initialise(config: ModelDimensions, key: Array) -> Params:
-    """Draw fresh parameters, boxed with their axis names. They depend neither on the attention
-    kernel nor on `scan`.
+def initialise(config: ModelDimensions, seed: int, shardings: Any = None) -> Params:
+    """Draw fresh parameters. Each is a function of only the seed, its path and its layer.
+
+    Args:
+        shardings: the sharding of each parameter; None: none is split.
     """
-    # One block that draws for all layers compiles in the time of one layer.
+    declared: Any = flatten_dict(boxed_shapes(config), sep="/")
+    on: Any = dict.fromkeys(declared) if shardings is None else flatten_dict(shardings, sep="/")
+    drawn = {}
+    for path, box in declared.items():
+        shape, of_layers = box.value.shape, box.names[:1] == ("layers",)
+        key = fold_in(make_key(seed), zlib.crc32(path.encode()))
+        if of_layers:
+            key, shape = fold_in(key, np.arange(shape[0])), shape[1:]
+        if shardings is not None:
+            key = jax.device_put(key, NamedSharding(on[path].mesh, PartitionSpec()))
+        drawn[path] = _drawing(box.init, shape, box.value.dtype, of_layers, on[path])(key)
+    return unflatten_dict(drawn, sep="/")
+
+
+@lru_cache(1024)
+def _drawing(init: Any, shape: tuple, dtype: Any, of_layers: bool, sharding: Any) -> Any:
+    """Return a compiled function: key → parameter, or the keys of layers → their parameters. All
+    parameters that are drawn alike share it.
+    """
+
+    def draw(data: Any) -> Array:
+        return init(jax.random.wrap_key_data(data, impl="threefry2x32"), shape, dtype)
+
+    return jax.jit(jax.vmap(draw) if of_layers else draw, out_shardings=sharding)
+
+
+def _declare(config: ModelDimensions) -> Params:
+    """Return the parameters, boxed with what is declared of them. They depend neither on the
+    attention kernel nor on `scan`.
+    """
+    # One block for all layers is traced in the time of one layer.
     model = Transformer(
         replace(config, scan=True, attention_kernel="plain", attention_rules=(), local_rules=())
     )
-    variables: Any = model.init(key, blank_row(config), method=Transformer.touch_all_parameters)
+    key, row = jax.random.key(0), blank_row(config)
+    variables: Any = model.init(key, row, method=Transformer.touch_all_parameters)
     params = dict(variables["params"])
     # The parameters of companions are stored beside the model's, without those that they share.
-    for number, companion in enumerate(config.companions, 1):
-        drawn = initialise(companion.model, jax.random.fold_in(key, number))
+    for companion in config.companions:
+        own = _declare(companion.model)
         shared = shared_params(companion, params)
-        params[companion.name] = {name: leaf for name, leaf in drawn.items() if name not in shared}
+        params[companion.name] = {name: box for name, box in own.items() if name not in shared}
     return params
 
 
@@ -607,13 +648,22 @@ def companion_params(companion: Companion, params: Params) -> Params:
     return params[companion.name] | shared_params(companion, params)
 
 
-# Cached, since tracing the initialisation takes seconds. Callers must not modify the results.
+# Cached, since tracing takes a while. Callers must not modify the results.
 @cache
 def boxed_shapes(config: ModelDimensions) -> Params:
-    """Return the parameter tree as shapes, boxed with their axis names; nothing is allocated."""
+    """Return the parameter tree as shapes, boxed with what is declared of them; nothing is
+    allocated. Raise UserError for a parameter that is declared without with_axes.
+    """
     # Costs are counted before a run enables 64 bits.
     with jax.enable_x64(config.dtype == "float64"):
-        return jax.eval_shape(lambda: initialise(config, jax.random.key(0)))
+        boxes: Any = jax.eval_shape(lambda: _declare(config))
+    for path, leaf in flatten_dict(boxes, sep="/").items():
+        if not isinstance(leaf, Declaration):
+            reason = "does not name its axes, so no mesh can split it"
+            raise UserError(
+                BAD_CONFIG, f"the parameter {path} {reason}; declare it by with_axes(init, axes)"
+            )
+    return boxes
 
 
 @cache
@@ -623,7 +673,7 @@ def parameter_shapes(config: ModelDimensions) -> Params:
 
 
 def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.meta.AxisMetadata)
+    return isinstance(leaf, Declaration)
 
 
 @cache
@@ -658,7 +708,7 @@ def _split_names(config: ModelDimensions, path: tuple[str, ...], names: Names) -
 def unpadded_shapes(config: ModelDimensions) -> Params:
     """Return the parameter tree as shapes, without the embedding rows that are padding."""
 
-    def unpad(box: nn.LogicallyPartitioned) -> jax.ShapeDtypeStruct:
+    def unpad(box: Declaration) -> jax.ShapeDtypeStruct:
         axes = zip(box.value.shape, box.names, strict=True)
         shape = [config.vocab_size if name == "vocab" else size for size, name in axes]
         return jax.ShapeDtypeStruct(shape, box.value.dtype)

@@ -28,7 +28,6 @@ from t5x_lite.training.schedules import Schedule
 from t5x_lite.training.step import (
     TrainState,
     first_state,
-    fresh_state,
     make_train_step,
     state_shardings,
 )
@@ -114,24 +113,15 @@ class Computation:
         )
 
     @cached_property
-    def draw_state(self) -> Callable[[jax.Array, jax.Array], TrainState]:
-        """Compiled: (seed, first learning rate) → the state before the first step, with fresh
-        parameters. Each array is made on the devices that hold it.
-        """
-
-        def draw(seed: jax.Array, rate: jax.Array) -> TrainState:
-            return fresh_state(self.model, seed, self.update_rule(lambda count: rate))
-
-        return jax.jit(draw, out_shardings=self.shardings)
-
-    @cached_property
     def first_state(self) -> Callable[[Any, jax.Array], TrainState]:
-        """Compiled: (trained parameters, first learning rate) → the state before the first step."""
+        """Compiled: (trained parameters, first learning rate) → the state before the first step,
+        which reuses the memory of the parameters.
+        """
 
         def first(trained: Any, rate: jax.Array) -> TrainState:
             return first_state(trained, self.update_rule(lambda count: rate))
 
-        return jax.jit(first, out_shardings=self.shardings)
+        return jax.jit(first, donate_argnums=0, out_shardings=self.shardings)
 
 
 def make_evaluation(loss: Loss, mesh: DeviceMesh) -> Callable[..., dict]:

@@ -32,7 +32,7 @@ from t5x_lite.model.flops import peak_flops
 from t5x_lite.model.heads import Row
 from t5x_lite.model.parts.table import unsplit_parts
 from t5x_lite.model.threefry import compile_unrolled
-from t5x_lite.model.transformer import parameter_axes
+from t5x_lite.model.transformer import initialise, parameter_axes
 from t5x_lite.parallel.placement import place_batch, replicated
 from t5x_lite.progress import say
 from t5x_lite.resolve import Resolved, last_step
@@ -48,12 +48,7 @@ from t5x_lite.training.optimizer import make_optimizer
 from t5x_lite.training.processes import Heartbeat, check_same
 from t5x_lite.training.program import Program
 from t5x_lite.training.rollback import Diverged, go_back
-from t5x_lite.training.step import (
-    TrainState,
-    fresh_parameters,
-    parameter_shardings,
-    state_shapes,
-)
+from t5x_lite.training.step import TrainState, parameter_shardings, state_shapes
 from t5x_lite.training.stopping import StopSignal
 from t5x_lite.training.whole_text import BATCHES
 
@@ -180,8 +175,7 @@ class Run(Evaluator):
 
     def fresh_state(self) -> TrainState:
         """Return the state before the first step."""
-        draw_state = self.program.computation.draw_state
-        return self._counting_on(draw_state(self._seed, self._first_rate()))
+        return self._first_state(self._draw(self.program.shardings.params))
 
     def _counting_on(self, state: TrainState) -> TrainState:
         """Let a stage count on from the steps before it."""
@@ -191,10 +185,6 @@ class Run(Evaluator):
         """Return the number of steps before the first one, on all devices."""
         before = np.int32(self.resolved.config.start.step)
         return jax.device_put(before, replicated(self.program.mesh))
-
-    def _first_rate(self) -> jax.Array:
-        """Return the learning rate of the first step, on all devices."""
-        return self.program.rate(self._first_step())
 
     def start(self, checkpoints: Checkpoints) -> TrainState:
         """Return the newest saved state or, if there is none, a fresh state, with the parameters of
@@ -227,13 +217,20 @@ class Run(Evaluator):
         """
         model, program = self.resolved.model, self.program
         everything = parameter_shardings(model, program.mesh)
-        draw = jax.jit(partial(fresh_parameters, model), out_shardings=everything)
-        fresh = draw(self._seed)
+        fresh = self._draw(everything)
         params, report = starting.merge_parameters(self.resolved, fresh, program.mesh)
         say(report)
         trained, self.frozen = self.adaptation.split(params)
-        first_state = program.computation.first_state
-        return self._counting_on(first_state(trained, self._first_rate()))
+        return self._first_state(trained)
+
+    def _draw(self, shardings: Any) -> Any:
+        """Draw fresh parameters. Each array is made on the devices that hold it."""
+        return initialise(self.resolved.model, self.resolved.config.seed, shardings)
+
+    def _first_state(self, trained: Any) -> TrainState:
+        """Return the state before the first step, which reuses the memory of the parameters."""
+        rate = self.program.rate(self._first_step())  # the learning rate of the first step
+        return self._counting_on(self.program.computation.first_state(trained, rate))
 
     def whole(self, state: TrainState) -> Any:
         """Return the parameters that are evaluated, trained and frozen ones together."""

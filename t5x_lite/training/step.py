@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
 from flax import struct
 
 from t5x_lite.config import ModelDimensions
 from t5x_lite.model.heads import Params, Row
-from t5x_lite.model.transformer import initialise, parameter_shapes, split_axes
+from t5x_lite.model.transformer import parameter_shapes, split_axes
 from t5x_lite.parallel import placement
 from t5x_lite.parallel.mesh import DeviceMesh
 from t5x_lite.training.adapt import FULL, Adaptation
@@ -29,19 +28,9 @@ class TrainState(struct.PyTreeNode):
     opt_state: Any
 
 
-def fresh_parameters(model: ModelDimensions, seed: int | jax.Array) -> Params:
-    """Draw all parameters, as a function of only the seed."""
-    return nn.meta.unbox(initialise(model, jax.random.key(seed)))
-
-
 def first_state(trained: Params, optimizer: UpdateRule) -> TrainState:
     """Return the state before the first step."""
     return TrainState(jnp.zeros((), jnp.int32), trained, optimizer.init(trained))
-
-
-def fresh_state(model: ModelDimensions, seed: int | jax.Array, optimizer: UpdateRule) -> TrainState:
-    """Return the state before the first step, with fresh parameters."""
-    return first_state(fresh_parameters(model, seed), optimizer)
 
 
 def state_shapes(

@@ -23,8 +23,8 @@ from t5x_lite.comparison.span_bits import (
 from t5x_lite.config import Lengths
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.inference.score import score_in_blanks, score_targets
+from t5x_lite.model.transformer import initialise
 from t5x_lite.training.loaded_model import LoadedModel
-from t5x_lite.training.step import fresh_parameters
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def loaded(make):
 
     def build(objective, architecture, **settings):
         resolved, corpus = make(objective, architecture, **settings)
-        params = fresh_parameters(resolved.model, 0)
+        params = initialise(resolved.model, 0)
         parts = (resolved.config, resolved.rows, resolved.model, corpus.tokenizer, params, 0)
         return LoadedModel(*parts), corpus
 

@@ -7,7 +7,9 @@ from t5x_lite.config import Mesh, Model, ModelDimensions
 from t5x_lite.data.rows.layouts import RowShape
 from t5x_lite.errors import UserError
 from t5x_lite.model.check import check_model, check_settings
+from t5x_lite.model.parts.norms import NORMS
 from t5x_lite.model.parts.table import make_mixer
+from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.resolve import resolve_model
 
 DECODER, AHEAD = RowShape(decoder=8), RowShape(decoder=8, looks_ahead=True)
@@ -162,3 +164,21 @@ def test_a_part_that_states_no_flops_cannot_be_built(exchange):
     model = resolve_model(Model(), vocab_size=8, max_length=8)
     with pytest.raises(UserError, match=r"model.mixer=attention: states no FLOPs.* flops\(stack\)"):
         make_mixer(model, parent=None)
+
+
+class Unnamed(nn.Module):
+    """A norm that does not name the axes of its parameter."""
+
+    config: ModelDimensions
+
+    @nn.compact
+    def __call__(self, x):
+        return x * self.param("scale", nn.initializers.ones, (x.shape[-1],))
+
+
+def test_a_parameter_that_does_not_name_its_axes_is_refused(exchange):
+    exchange(NORMS, "rms_norm", Unnamed)
+    model = resolve_model(Model(norm="rms_norm"), vocab_size=8, max_length=8)
+    expected = r"the parameter decoder/final_norm/scale does not name .* by with_axes\(init, axes\)"
+    with pytest.raises(UserError, match=expected):
+        parameter_shapes(model)

@@ -16,9 +16,9 @@ from peer_models import PEERS, make_peer, read_peer, small_tokenizer
 
 from t5x_lite import api
 from t5x_lite.data.tasks.task_data import TaskData, TaskPlan
+from t5x_lite.model.transformer import initialise
 from t5x_lite.training import run_directory
 from t5x_lite.training.log import read_metrics
-from t5x_lite.training.step import fresh_parameters
 
 STEPS, RATE = 20, 1e-3
 
@@ -67,7 +67,7 @@ def test_losses_of_20_steps(tmp_path, pairs):
     rows = resolved.rows
     assert isinstance(rows, TaskPlan)
     data = TaskData(rows, tokenizer, resolved.config.data.batch_size, resolved.config.seed)
-    drawn = fresh_parameters(resolved.model, resolved.config.seed)["classifier"]["output"]
+    drawn = initialise(resolved.model, resolved.config.seed)["classifier"]["output"]
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf")
     model.bert.load_state_dict(peer.bert.state_dict())
     model.classifier.weight.data = torch.tensor(np.array(drawn["kernel"]).T.copy())

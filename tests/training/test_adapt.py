@@ -10,10 +10,10 @@ from model.proofs import random_params
 
 from t5x_lite.errors import UserError
 from t5x_lite.model import transformer
+from t5x_lite.model.transformer import initialise
 from t5x_lite.resolve import text_data
 from t5x_lite.training import loop
 from t5x_lite.training.adapt import merge_low_rank, parse_adaptation
-from t5x_lite.training.step import fresh_parameters
 
 CELLS = [("masked_lm", "encoder"), ("causal_lm", "decoder"), ("span_corruption", "encoder_decoder")]
 
@@ -40,7 +40,7 @@ def test_nothing_changes_before_anything_is_learned(make, objective, architectur
     model, row = first_row(make, objective, architecture)
     adaptation = parse_adaptation(adapt)
     adapted = replace(model, **adaptation.settings)
-    base, drawn = fresh_parameters(model, 0), fresh_parameters(adapted, 0)
+    base, drawn = initialise(model, 0), initialise(adapted, 0)
     trained, _ = adaptation.split(drawn)
     _, frozen = adaptation.split(base)
     params = adaptation.merge(trained, frozen)
@@ -66,17 +66,17 @@ def test_merged_low_rank_updates_are_the_updates(make, objective, architecture, 
     np.testing.assert_allclose(adapted, after, atol=1e-5)
     without = replace(merged_model, lora_rank=0)
     plain = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf, merged)
-    assert jax.tree.structure(plain) == jax.tree.structure(fresh_parameters(without, 0))
+    assert jax.tree.structure(plain) == jax.tree.structure(initialise(without, 0))
 
 
 def test_a_prefix_is_seen_by_every_segment_and_a_prompt_by_none_without_its_ids(make):
     model, row = first_row(make, "masked_lm", "encoder")
-    base = fresh_parameters(model, 0)
+    base = initialise(model, 0)
     hidden = transformer.apply(model, base, row).hidden_states
     for adapt, is_seen in (("prefix(4)", True), ("prompt(4)", False)):
         adaptation = parse_adaptation(adapt)
         adapted = replace(model, **adaptation.settings)
-        trained, _ = adaptation.split(fresh_parameters(adapted, 1))
+        trained, _ = adaptation.split(initialise(adapted, 1))
         trained = jax.tree.map(lambda leaf: leaf * 20, trained)
         params = adaptation.merge(trained, adaptation.split(base)[1])
         changed = np.abs(transformer.apply(adapted, params, row).hidden_states - hidden).max(-1)

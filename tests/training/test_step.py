@@ -6,15 +6,17 @@ import numpy as np
 import optax
 import pytest
 from conftest import CELLS
+from flax.traverse_util import flatten_dict
 from model.auxiliary import CountingMLP
 from model.proofs import random_params
 
 from t5x_lite.data.rows.batches import make_batches
 from t5x_lite.model.parts.contract import Measured
 from t5x_lite.model.parts.table import FEED_FORWARDS
+from t5x_lite.model.transformer import initialise
 from t5x_lite.training.log import mean_metrics
 from t5x_lite.training.loss import make_loss
-from t5x_lite.training.step import fresh_parameters, fresh_state, make_train_step
+from t5x_lite.training.step import first_state, make_train_step
 
 
 def loss_and_batch(make, *args, **settings):
@@ -84,16 +86,20 @@ def test_bfloat16_is_float32_within_its_digits(make, objective, architecture):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half_gradient))
 
 
-def test_parameters_of_more_layers_are_drawn_by_no_longer_program(make):
-    """Not even where the layers are unrolled."""
+def test_a_layer_is_drawn_the_same_in_deeper_models_and_all_layers_differ(make):
+    def drawn(layers, **settings):
+        settings |= {"model.num_layers": layers, "model.num_decoder_layers": layers}
+        resolved, _ = make("span_corruption", "encoder_decoder", **settings)
+        return flatten_dict(initialise(resolved.model, 3), sep="/")
 
-    def lines(layers):
-        settings = {"model.num_layers": layers, "model.scan": False}
-        resolved, _ = make("span_corruption", **settings)
-        drawn = jax.jit(partial(fresh_parameters, resolved.model)).lower(0)
-        return drawn.as_text().count("\n")
-
-    assert lines(6) == lines(2)
+    few, many = drawn(2), drawn(5, **{"model.scan": False})
+    stacks = [path for path in few if "/layers/" in path]
+    assert stacks
+    for path, leaf in few.items():
+        assert np.array_equal(leaf, many[path][:2] if path in stacks else many[path])
+    kernels = [leaf[n] for path, leaf in many.items() if path in stacks for n in range(5)]
+    kernels = [kernel.ravel()[:8].tolist() for kernel in kernels if kernel.ndim > 1]
+    assert len(set(map(tuple, kernels))) == len(kernels)
 
 
 def test_dropout_is_a_function_of_the_step_and_off_in_evaluation(make):
@@ -114,7 +120,7 @@ def test_each_dropout_acts_by_itself_in_training(make, part):
     loss, batch = loss_and_batch(make, **{f"model.{part}": 0.5})
     unmoved = optax.set_to_zero()
     step = jax.jit(make_train_step(loss, lambda schedule: unmoved))
-    state = fresh_state(loss.model, 0, unmoved)
+    state = first_state(initialise(loss.model, 0), unmoved)
     nll = []
     for n in (0, 0, 1):
         _, metrics = step(state.replace(step=jnp.int32(n)), batch, 0, jnp.zeros(()))

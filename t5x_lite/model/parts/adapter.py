@@ -4,7 +4,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from t5x_lite.config import ModelDimensions
-from t5x_lite.model.dense import parameter_dtype, with_axes
+from t5x_lite.model.dense import normal, parameter_dtype, with_axes
 from t5x_lite.model.matmul import matmul
 from t5x_lite.model.parts.activations import activate
 
@@ -18,8 +18,8 @@ class Adapter(nn.Module):
     def __call__(self, y: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         config, dtype = self.config, parameter_dtype(self.config)
         width, size = y.shape[-1], config.adapter_size
-        normal, zeros = nn.initializers.normal(config.init_stddev), nn.initializers.zeros
-        down = self.param("down", with_axes(normal, "embed", "adapter"), (width, size), dtype)
+        init, zeros = normal(config.init_stddev), nn.initializers.zeros
+        down = self.param("down", with_axes(init, "embed", "adapter"), (width, size), dtype)
         down_bias = self.param("down_bias", with_axes(zeros, "adapter"), (size,), dtype)
         up = self.param("up", with_axes(zeros, "adapter", "embed"), (size, width), dtype)
         up_bias = self.param("up_bias", with_axes(zeros, "embed"), (width,), dtype)

@@ -19,6 +19,7 @@ from t5x_lite.model.dense import (
     Dense,
     Written,
     join_heads,
+    normal,
     parameter_dtype,
     split_heads,
     with_axes,
@@ -86,7 +87,7 @@ class Attention(nn.Module):
             setattr(self, name, module)
             self._relative = getattr(self, name)
         if self.has_prefix:
-            init = with_axes(nn.initializers.normal(config.init_stddev), "adapter", "kv_heads")
+            init = with_axes(normal(config.init_stddev), "adapter", "kv_heads")
             shape = (config.prefix_length, kv_features)
             self.prefix_keys = self.param("prefix_keys", init, shape, parameter_dtype(config))
             self.prefix_values = self.param("prefix_values", init, shape, parameter_dtype(config))

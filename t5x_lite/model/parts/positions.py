@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 from t5x_lite.config import ModelDimensions
 from t5x_lite.config.named import OneOf
 from t5x_lite.config.ranges import NonNegative, Positive, Range
-from t5x_lite.model.dense import Dense, Parameter, kernel_init, parameter_dtype, with_axes
+from t5x_lite.model.dense import Dense, Parameter, kernel_init, normal, parameter_dtype, with_axes
 from t5x_lite.model.parts.contract import Setting
 from t5x_lite.model.parts.options import make_part
 from t5x_lite.model.parts.rotary_scaling import SCALINGS, find_scaling
@@ -461,7 +461,7 @@ class RelativeBias(nn.Module):
     def __call__(self, distances: Distances, bidirectional: bool) -> Float[Array, "B H T S"]:
         config = self.config
         stddev = config.d_model**-0.5 if config.init == "fan_in" else config.init_stddev
-        init = nn.initializers.normal(stddev)
+        init = normal(stddev)
         # A causal stack cannot attend to the next token.
         if config.mimetic_init and bidirectional:
             init = _looking_at_neighbours(init)
