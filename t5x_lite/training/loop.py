@@ -61,7 +61,7 @@ def setup_jax(dtype: str = "float32") -> None:
     jax.config.update("jax_enable_x64", dtype == "float64")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 class Evaluator:
