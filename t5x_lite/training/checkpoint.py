@@ -273,7 +273,7 @@ class Checkpoints:
         """
         abstract = _abstract(shapes, shardings)
         with self._readable(step) as facts:
-            self._check_shapes(step, abstract, axes)
+            self._check_shapes(step, abstract, facts, axes)
             # Not strict: padding rows of the vocabulary are cut off, or filled with zeros.
             args = ocp.args.StandardRestore(abstract, strict=False)
             state = self._checkpointer.restore(self._directory / str(step), args=args)
@@ -292,7 +292,7 @@ class Checkpoints:
                 lambda args: dataclasses.replace(args, strict=False),  # as in restore
                 ocp.checkpoint_utils.construct_restore_args(abstract),
             )
-            self._check_shapes(step, abstract, axes)
+            self._check_shapes(step, abstract, facts, axes)
             args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 restored = checkpointer.restore(self._directory / str(step), args=args)
@@ -319,29 +319,27 @@ class Checkpoints:
                     raise UserError(NO_FILE, f"{where}: {reason}; give the same command again")
                 raise UserError(NO_FILE, f"{where}: {reason}; use an earlier checkpoint")
 
-    def _check_shapes(self, step: int, abstract: Any, axes: Params) -> None:
+    def _check_shapes(self, step: int, abstract: Any, facts: dict, axes: Params) -> None:
         """Reject arrays that differ from the saved ones in more than the padding of the vocabulary.
 
         Adafactor's averages over the rows and columns of a table include its padding. They have
         fewer axes than the table, and their shapes must not change.
         """
-        # Read the saved shapes from the checkpoint's metadata, without reading any array.
         where = self._directory / str(step)
-        metadata: Any = ocp.StandardCheckpointHandler().metadata(where)
-        saved = ocp.tree.to_flat_dict(metadata.tree, sep="/")
+        saved = {path: tuple(shape) for path, (shape, _, _) in facts["arrays"].items()}
         names_of_axes: dict[str, Any] = flatten_dict(axes, sep="/")
         vocab_size = self._settings["model.vocab_size"]
 
         for path, leaf in ocp.tree.to_flat_dict(abstract, sep="/").items():
             # Restoring fails for an array that is missing, so check only shapes here.
-            if path not in saved or saved[path].shape == leaf.shape:
+            if saved.get(path, leaf.shape) == leaf.shape:
                 continue
             # The path of a moment ends with the path of its parameter.
             names = (name for name in names_of_axes if path.endswith(f"/{name}"))
             of_leaf = names_of_axes.get(max(names, key=len, default=""), ())
-            if _differ_in_padding(saved[path].shape, leaf.shape, of_leaf, vocab_size):
+            if _differ_in_padding(saved[path], leaf.shape, of_leaf, vocab_size):
                 continue
-            reason = f"got shape {list(leaf.shape)}, but {where} has {list(saved[path].shape)}"
+            reason = f"got shape {list(leaf.shape)}, but {where} has {list(saved[path])}"
             fix = "restore the old model, or the old model.vocab_multiple and mesh.tensor"
             raise UserError(BAD_CONFIG, f"{path}: {reason}; {fix}")
 

@@ -1,9 +1,9 @@
-"""The functions that a process compiles for a run: its train step, its evaluation, and the drawing
-of its first state.
+"""What a process compiles for a run: its train step and its first state, its evaluation, and its
+learning rate.
 
-All three follow from a `Computation` and from nothing else. Seed and learning rate are arguments
-of the compiled functions. So the seeds of a comparison, and its tries of a learning rate, compile
-once: see `shared`.
+Train step and first state follow from a `Computation` and from nothing else. Seed and learning rate
+are arguments of the compiled functions. So the seeds of a comparison, and its tries of a learning
+rate, compile once: see `shared`.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from t5x_lite.parallel.placement import replicated
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
 from t5x_lite.training.loss import Loss
 from t5x_lite.training.optimizer import make_optimizer
-from t5x_lite.training.schedules import Schedule
+from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
     TrainState,
     first_state,
@@ -129,6 +129,19 @@ def make_evaluation(loss: Loss, mesh: DeviceMesh) -> Callable[..., dict]:
     return jax.jit(loss.evaluate, out_shardings=replicated(mesh))
 
 
+def make_rate(
+    optimizer: Optimizer, end: int, raw_tokens: float, begin: int, mesh: DeviceMesh
+) -> Callable[[jax.Array], jax.Array]:
+    """Return a compiled function: step → learning rate. See make_schedule for the arguments."""
+    schedule = make_schedule(optimizer, end, raw_tokens, begin)
+
+    def rate(step: jax.Array) -> jax.Array:
+        value = schedule(step)
+        return jnp.asarray(value, value.dtype)  # of one type for all schedules
+
+    return jax.jit(rate, out_shardings=replicated(mesh))
+
+
 def shared(computation: Computation) -> Computation:
     """Return the equal computation that this process has compiled before, if it is one of the last
     few. Code of the user's own is never shared, as it may change while the process runs.
@@ -144,15 +157,25 @@ def shared_evaluation(loss: Loss, mesh: DeviceMesh) -> Callable[..., dict]:
     return make_evaluation(loss, mesh) if _has_own_code(loss) else _cached_evaluation(loss, mesh)
 
 
+def shared_rate(
+    optimizer: Optimizer, end: int, raw_tokens: float, begin: int, mesh: DeviceMesh
+) -> Callable[[jax.Array], jax.Array]:
+    """Return the function of make_rate, compiled before if `shared` would share it."""
+    make = make_rate if _has_own_code(optimizer) else _cached_rate
+    return make(optimizer, end, raw_tokens, begin, mesh)
+
+
 # The first of several equal computations, with the programs that it holds
 _cached = lru_cache(_CACHE_SIZE)(lambda computation: computation)
 _cached_evaluation = lru_cache(_CACHE_SIZE)(make_evaluation)
+_cached_rate = lru_cache(_CACHE_SIZE)(make_rate)
 
 
 def forget_programs() -> None:
     """Forget all programs: nothing else is trained here, or the code they came from changed."""
     _cached.cache_clear()
     _cached_evaluation.cache_clear()
+    _cached_rate.cache_clear()
 
 
 def _has_own_code(value: Any) -> bool:

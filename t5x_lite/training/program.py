@@ -31,15 +31,13 @@ from t5x_lite.model.transformer import (
 from t5x_lite.parallel import exact
 from t5x_lite.parallel.axes import BATCH
 from t5x_lite.parallel.mesh import check_batch, line_of_devices, make_mesh, padded_for
-from t5x_lite.parallel.placement import replicated
 from t5x_lite.parallel.presets import Workload, arrange
 from t5x_lite.resolve import Resolved
 from t5x_lite.training.adapt import Adaptation, parse_adaptation
 from t5x_lite.training.averaging import check_average
-from t5x_lite.training.computation import Computation, shared, shared_evaluation
+from t5x_lite.training.computation import Computation, shared, shared_evaluation, shared_rate
 from t5x_lite.training.loss import make_loss
 from t5x_lite.training.optimizer import make_optimizer
-from t5x_lite.training.schedules import Schedule, make_schedule
 from t5x_lite.training.step import (
     TrainState,
     parameter_shardings,
@@ -157,25 +155,14 @@ class Program:
         return shared_evaluation(self.loss, self.mesh)
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """Learning rate as a function of the step."""
-        config = self.resolved.config
-        end = config.start.schedule_end or self.resolved.steps
-        return make_schedule(config.optimizer, end, self._raw_tokens, config.start.schedule_step)
-
-    @cached_property
     def rate(self) -> Any:
         """Compiled function: step → learning rate, on all devices. It is not a part of the train
         step, which depends neither on the schedule nor on the length of the run.
         """
-
-        schedule = self.schedule  # made here, since a schedule of the user's own is checked
-
-        def rate(step: jax.Array) -> jax.Array:
-            value = schedule(step)
-            return jnp.asarray(value, value.dtype)  # of one type for all schedules
-
-        return jax.jit(rate, out_shardings=replicated(self.mesh))
+        config = self.resolved.config
+        end = config.start.schedule_end or self.resolved.steps
+        begin = config.start.schedule_step
+        return shared_rate(config.optimizer, end, self._raw_tokens, begin, self.mesh)
 
     @property
     def attention(self) -> str:

@@ -35,6 +35,7 @@ from t5x_lite.model.parts.lstm import FORGET_BIAS, LSTM
 from t5x_lite.model.parts.table import make_mixer
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 
+apply = jax.jit(transformer.apply, static_argnums=0)
 BOTH_WAYS = AttentionMask(SEGMENTS, SEGMENTS, packed=True)
 KINDS = {
     "as many cells as features": {"norm": "none"},
@@ -156,7 +157,7 @@ def head_input(config, params, states, row, settings) -> HeadInput:
 
 def losses_of(config, params, row) -> dict[str, np.ndarray]:
     """Of each head: the loss and the weight it is divided by."""
-    output = transformer.apply(config, params, row)
+    output = apply(config, params, row)
     settings = LossSettings()
     found = {}
     for name in ("lm", "backward_lm"):
@@ -199,7 +200,7 @@ def test_each_decoder_sees_its_side_alone(kind):
         change = [[3, 4, 10, 6], [7, 8, 9]]
         forward, backward = [], []
         for row in (packed_row(texts), packed_row(change)):
-            output = transformer.apply(config, params, row)
+            output = apply(config, params, row)
             for name, states in (("lm", forward), ("backward_lm", backward)):
                 hidden = HEADS[name].read(output, row)
                 states.append(np.asarray(logits(config, head_params(params), hidden))[0, :7])

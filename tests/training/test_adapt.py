@@ -17,6 +17,8 @@ from t5x_lite.training.adapt import merge_low_rank, parse_adaptation
 
 CELLS = [("masked_lm", "encoder"), ("causal_lm", "decoder"), ("span_corruption", "encoder_decoder")]
 
+apply = jax.jit(transformer.apply, static_argnums=0)
+
 
 def first_row(make, objective, architecture):
     from t5x_lite.data.rows.batches import make_batches
@@ -44,8 +46,8 @@ def test_nothing_changes_before_anything_is_learned(make, objective, architectur
     trained, _ = adaptation.split(drawn)
     _, frozen = adaptation.split(base)
     params = adaptation.merge(trained, frozen)
-    before = transformer.apply(model, base, row).hidden_states
-    after = transformer.apply(adapted, params, row).hidden_states
+    before = apply(model, base, row).hidden_states
+    after = apply(adapted, params, row).hidden_states
     if adapt == "adapter(5)":  # the norms that are trained with it are as drawn
         np.testing.assert_allclose(before, after, atol=1e-6)
     else:
@@ -59,10 +61,10 @@ def test_merged_low_rank_updates_are_the_updates(make, objective, architecture, 
     targets = ("query", "value", "wi", "wo", "embedding")
     model = replace(model, scan=scan, lora_rank=3, lora_targets=targets, tie_embeddings=False)
     params = random_params(model, seed=1)
-    adapted = transformer.apply(model, params, row).hidden_states
+    adapted = apply(model, params, row).hidden_states
     merged_model, merged = merge_low_rank(model, params)
     assert not any("lora" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(merged))
-    after = transformer.apply(merged_model, merged, row).hidden_states
+    after = apply(merged_model, merged, row).hidden_states
     np.testing.assert_allclose(adapted, after, atol=1e-5)
     without = replace(merged_model, lora_rank=0)
     plain = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf, merged)
@@ -72,14 +74,14 @@ def test_merged_low_rank_updates_are_the_updates(make, objective, architecture, 
 def test_a_prefix_is_seen_by_every_segment_and_a_prompt_by_none_without_its_ids(make):
     model, row = first_row(make, "masked_lm", "encoder")
     base = initialise(model, 0)
-    hidden = transformer.apply(model, base, row).hidden_states
+    hidden = apply(model, base, row).hidden_states
     for adapt, is_seen in (("prefix(4)", True), ("prompt(4)", False)):
         adaptation = parse_adaptation(adapt)
         adapted = replace(model, **adaptation.settings)
         trained, _ = adaptation.split(initialise(adapted, 1))
         trained = jax.tree.map(lambda leaf: leaf * 20, trained)
         params = adaptation.merge(trained, adaptation.split(base)[1])
-        changed = np.abs(transformer.apply(adapted, params, row).hidden_states - hidden).max(-1)
+        changed = np.abs(apply(adapted, params, row).hidden_states - hidden).max(-1)
         assert (changed > 1e-6).all() == is_seen
         assert (changed > 1e-6).any() == is_seen
         if adapt == "prompt(4)":
@@ -88,7 +90,7 @@ def test_a_prefix_is_seen_by_every_segment_and_a_prompt_by_none_without_its_ids(
                     row["encoder_positions"] == 1, -1, row["encoder_tokens"]
                 )
             }
-            seen = transformer.apply(adapted, params, with_prompt).hidden_states
+            seen = apply(adapted, params, with_prompt).hidden_states
             assert np.abs(seen - hidden).max() > 1e-6
 
 

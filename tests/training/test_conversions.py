@@ -103,8 +103,11 @@ def test_every_parameter_has_a_source_of_its_shape(variant, settings):
     assert len({id(leaf) for leaf in made.values()}) == len(made)
 
 
+run_model = jax.jit(apply, static_argnums=0)
+
+
 def hidden(model, params, row):
-    return np.asarray(apply(model, params, row).hidden_states)
+    return np.asarray(run_model(model, params, row).hidden_states)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -171,7 +174,7 @@ def test_where_masks_agree_the_model_is_the_same(variant, settings, monkeypatch)
 
 def logits_of(model, params, row):
     """The logits of every position of the stack that is scored."""
-    output = apply(model, params, row)
+    output = run_model(model, params, row)
     return np.asarray(logits(model, head_params(params), HEADS["lm"].read(output, row)))
 
 
