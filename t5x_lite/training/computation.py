@@ -118,6 +118,7 @@ class Computation:
         which reuses the memory of the parameters.
         """
 
+        # A rule may keep the learning rate in its state, as optax.inject_hyperparams does.
         def first(trained: Any, rate: jax.Array) -> TrainState:
             return first_state(trained, self.update_rule(lambda count: rate))
 
@@ -146,6 +147,7 @@ def shared(computation: Computation) -> Computation:
     """Return the equal computation that this process has compiled before, if it is one of the last
     few. Code of the user's own is never shared, as it may change while the process runs.
     """
+    # Runs that differ only in their learning rate are equal here: it is an argument of the step.
     without_rate = replace(computation, optimizer=_without_rate(computation.optimizer))
     return computation if _has_own_code(without_rate) else _cached(without_rate)
 
@@ -185,6 +187,7 @@ def _has_own_code(value: Any) -> bool:
 
 def _without_rate(optimizer: Optimizer) -> Optimizer:
     """Return the settings of an update rule, with those of its learning rate at their defaults."""
+    # A setting declares its role, so a new setting of the rate is found here, too.
     default = Optimizer()
     names = settings_with(Optimizer, RATE)
     return replace(optimizer, **{name: getattr(default, name) for name in names})

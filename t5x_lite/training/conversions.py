@@ -136,8 +136,10 @@ def grow_depth(
             al., 2018); identity: 0011, where each copy writes nothing to the residual stream at
             first, so that the model computes what it did (Wu et al., 2024, LLaMA Pro, §3.2).
     """
+    # Tables and norms outside of the layers stay as they are.
     if "layers" not in parameter.axes:
         return Source(parameter.path)
+    # A block adds to the residual stream what `out` (attention) and `wo` (feed-forward) return.
     writes = parameter.path.split("/")[-2] in ("out", "wo") or parameter.path.endswith("/wo")
     change = partial(_more_layers, order=order, period=parameter.period, writes=writes)
     return Source(parameter.path, change)
@@ -161,13 +163,14 @@ def grow_width(parameter: Parameter, *, noise: Share = 0.01) -> Source | None:
         # The table is the output layer, too: it cannot weigh its inputs by half, but the norm
         # before it can.
         power = -1.0 + 0.5 * model.scale_embeddings + 0.5 * model.scale_logits
+    # A kernel reads each feature as often as it was copied; biases and scales read none.
     reads = is_kernel(parameter.axes)
     change = partial(
         _wider,
         reads=reads,
         power=power,
         noise=noise if reads else 0.0,
-        seed=zlib.crc32(path.encode()),
+        seed=zlib.crc32(path.encode()),  # each kernel has noise of its own
     )
     return Source(path, change)
 
@@ -261,10 +264,12 @@ class Converter:
             UserError: naming what differs from what is expected.
         """
         what = f"start.convert={self._named}"
+        # The two architectures
         before, after = self.declared.before, self.declared.after
         if before and not (old.architecture in before and new.architecture in after):
             reason = f"got architectures {old.architecture} and {new.architecture}"
             raise UserError(BAD_CONFIG, f"{what}: {reason}; name one that is for them, or none")
+        # Depth: the same as that of the stack that it is made from, or more if it may grow.
         for stack in ("encoder", "decoder"):
             layers = _layers_of(new, stack)
             known = _layers_of(old, stack) or _layers_of(old, _OTHER[stack])
@@ -312,6 +317,7 @@ def renaming(text: str, old: ModelDimensions, new: ModelDimensions) -> dict[str,
     after: Any = flatten_dict(parameter_shapes(new), sep="/")
     if not text:
         return {path: path for path in after} if before == after else None
+    # Each new parameter must be one old parameter, unchanged, and no two the same one.
     names: dict[str, str] = {}
     for path, source in Converter(text).sources(new).items():
         is_same = source and source.change is None and before.get(source.path) == after[path]
@@ -415,10 +421,13 @@ def _more_layers(leaf: jax.Array, shape: Shape, order: str, period: int, writes:
     """
     layers = np.arange(shape[0])
     group, place = np.divmod(layers, period)
+    # 0101: layer i of the new model is layer i mod n of the old one.
     if order == "stack":
         return leaf[layers % len(leaf)]
+    # 0011: each period of layers is followed by its copies.
     copied = group * (len(leaf) // period) // (shape[0] // period)
     grown = leaf[copied * period + place]
+    # What a copy would write to the residual stream is zero at first.
     if order == "identity" and writes:
         is_copy = (layers >= period) & (copied == np.roll(copied, period))
         grown = jnp.where(is_copy.reshape(-1, *[1] * (leaf.ndim - 1)), 0, grown)
@@ -427,6 +436,7 @@ def _more_layers(leaf: jax.Array, shape: Shape, order: str, period: int, writes:
 
 def _check_widths(old: ModelDimensions, new: ModelDimensions, what: str) -> None:
     """Reject widths that no copies make, and models that would compute something else."""
+    # Every width is a whole number of copies.
     growth = {}
     for key in CONVERSIONS["grow_width"].changes:
         before, after = getattr(old, key), getattr(new, key)
@@ -434,11 +444,13 @@ def _check_widths(old: ModelDimensions, new: ModelDimensions, what: str) -> None
             reason = f"got model.{key}={after}, but init_from has {before}"
             raise UserError(BAD_CONFIG, f"{what}: {reason}; use a multiple of that")
         growth[key] = after // before
+    # Heads are copied whole: wider heads would have other attention weights.
     if old.head_dim != new.head_dim or growth["num_heads"] != growth["num_kv_heads"]:
         reason = f"got heads of width {new.head_dim}, {new.num_heads} with {new.num_kv_heads}"
         before = f"{old.head_dim}, {old.num_heads} with {old.num_kv_heads} of keys and values"
         fix = "let their numbers grow, not their width"
         raise UserError(BAD_CONFIG, f"{what}: {reason}, but init_from has {before}; {fix}")
+    # No part may compute with the width itself, as sinusoidal positions do.
     positions = {new.positions, new.local_positions or new.positions}
     kinds = [make_positions(replace(new, positions=kind)) for kind in sorted(positions)]
     if new.mixer != "attention" or not all(kind.same_when_wider for kind in kinds):
@@ -446,6 +458,7 @@ def _check_widths(old: ModelDimensions, new: ModelDimensions, what: str) -> None
         expected = "expected attention, with positions that do not depend on the width"
         fix = "use grow_depth, or a model with rotary, learned or relative positions"
         raise UserError(BAD_CONFIG, f"{what}: {reason}; {expected}; {fix}")
+    # A tied output layer has no inputs of its own to weigh by half: see grow_width.
     paths: Any = flatten_dict(parameter_axes(new), sep="/")
     has_norm = any(path.startswith(_before_output(new)) for path in paths)
     if _reads_table(new) and growth["d_model"] > 1 and not has_norm:
@@ -469,8 +482,10 @@ def _wider(
     """
     repeats = [after // before for before, after in zip(leaf.shape, shape, strict=True)]
     grown = jnp.tile(leaf, repeats) * (repeats[-1] ** power)
+    # Each of n equal inputs counts for 1 / n (Net2WiderNet).
     if reads:
         grown /= repeats[-2]
+    # Break the symmetry of the copies, so that they learn different things.
     if noise and max(repeats) > 1:
         grown *= 1 + noise * jax.random.normal(jax.random.key(seed), shape, leaf.dtype)
     return grown.astype(leaf.dtype)

@@ -285,6 +285,7 @@ class Loss:
         # Gather the parameters outside of layers, such as embeddings, once for the whole model.
         params = self._parallel.outside_of_layers(params)
         samples = _keys_of_samples(rows, key) if samples is None else samples
+        # The loss that the objective names may be the user's own, so its result is checked.
         sums = self._function(Models(self, params, key), rows, samples)
         self._check(sums, rows)
         # The weight that is reported is the one that the loss is divided by.
@@ -324,6 +325,7 @@ class Loss:
         stack that are not padding, for its auxiliary losses.
         """
         self._check_rows(batch)
+        # At least 1, since a batch may have nothing to score.
         weights = {name: head.weight(batch) for name, head in self.heads.items()}
         for stack in STACKS:
             if _segments_key(stack) in batch:
@@ -375,6 +377,7 @@ class Loss:
                 sharing = parts("sequence") * parts("tensor")
                 return self.mean(sums, divisors) / sharing, sums
 
+            # Each device computes the gradient of its own rows; Parallelism adds them up.
             gradient = partial(jax.grad(minimised, has_aux=True), trained)
             sampled = rows, _keys_of_samples(rows, key)
             # Exact: rows are summed in a fixed tree, whatever the mesh and the microbatches.

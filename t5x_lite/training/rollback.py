@@ -48,6 +48,7 @@ def go_back(
     Raises:
         Diverged: if training.rollback allows no further rollback, or there is no such checkpoint.
     """
+    # Rollbacks that have happened count, also after the run was stopped and continued.
     rollbacks = [event for event in events if event["event"] == "rollback"]
     step = None
     if len(rollbacks) < config.training.rollback:
@@ -57,6 +58,7 @@ def go_back(
         number = run_history.batch_number(events, diverged.step)
         fix = remedy(config, batches, diverged.step, number, len(rollbacks))
         raise Diverged(diverged.step, f"{diverged}; {fix}")
+    # Continue after the batch that diverged: that one and those since the checkpoint are skipped.
     next_batch = run_history.batch_number(events, diverged.step) + 1
     event = {
         "event": "rollback",
@@ -79,6 +81,7 @@ def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollback
         number: number of the batch that the step read.
         rollbacks: number of times that the run has gone back.
     """
+    # Bad data: weights or other numbers of the batch that are not finite.
     batch = batches.batch_at(number - config.start.step)
     for key, values in batch.items():
         if values.dtype.kind == "f":
@@ -87,8 +90,10 @@ def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollback
                 rows = ", ".join(map(str, bad[:5]))
                 fix = f"correct objective={config.objective}, which makes them"
                 return f"{key} of the rows {rows} of its batch is not finite; {fix}"
+    # A bad start: the very first loss is not finite.
     if step <= 1 + config.start.step:
         return "no update was made before it; lower model.init_stddev, or use another model.dtype"
+    # Otherwise the updates are too large.
     lower = "lower optimizer.learning_rate or set optimizer.grad_clip_norm"
     if config.task.name:
         return f"{lower}, in another --workdir"

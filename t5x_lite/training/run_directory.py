@@ -75,6 +75,7 @@ def owned(
     """
     is_main = jax.process_index() == 0
     with ExitStack() as stack:
+        # Lock the directory, before anything in it is read or written.
         try:
             if is_main:
                 _check_names_no_checkpoint(workdir)
@@ -92,9 +93,11 @@ def owned(
                 USAGE,
                 f"--workdir={workdir}: holds the model that the run starts from; name another",
             )
+        # The run that is there must be this one: the same settings, the same text.
         changes = check_same_run(workdir, config, batches, change)
         check_same_text(workdir, data)
         remember(config)
+        # Record this start.
         try:
             if is_main:
                 run_history.begin(workdir)
@@ -162,6 +165,7 @@ def check_is_free(workdir: Path) -> None:
     """
     if storage.is_mirrored(workdir) or (workdir / "config.json").exists() or not workdir.exists():
         return
+    # The same user, or root, must own it; and it must be deeper than /home or /tmp.
     place = workdir.resolve()
     is_others = hasattr(os, "getuid") and place.stat().st_uid not in (os.getuid(), 0)
     is_system = len(place.parts) <= 2 or place == Path.home()
@@ -255,6 +259,7 @@ def check_same_text(workdir: Path, data: RunData) -> None:
     """Reject text or examples that differ from what the run in `workdir` was started on."""
     if not (workdir / "corpus.json").exists():
         return
+    # Compare hashes, since the text itself may be elsewhere, or gone.
     recorded = read_json(workdir / "corpus.json", "bring it back")
     for key in _TEXT:
         if recorded.get(key) != data.manifest[key]:
@@ -278,6 +283,7 @@ def create(
     """
     _check_names_no_checkpoint(workdir)
     _check_is_new(workdir)
+    # The run starts from itself, so that training it, or a copy of its config, begins here.
     resolved = resolve(config, tokenizer.vocabulary)
     own = str(storage.durable_path(workdir.resolve()))
     config = replace(config, init_from=own)
@@ -292,6 +298,7 @@ def create(
         run_history.begin(workdir)
         settings, run = fixed_settings(resolved.written_out), run_history.identity(workdir)
         checkpoints = Checkpoints(workdir / "checkpoints", settings, run)
+        # Step 0 has parameters only: no optimizer has a state yet.
         try:
             checkpoints.save(0, {"params": params})
             checkpoints.wait()

@@ -42,6 +42,7 @@ def begin(workdir: Path) -> None:
     """
     if (workdir / FILE).exists():
         return
+    # A new run has a new identity; a run whose file was lost keeps that of its checkpoints.
     record = {"id": secrets.token_hex(8), "history": []}
     directory = storage.durable_path(workdir / "checkpoints")
     for step in sorted(complete_steps(directory), reverse=True):
@@ -73,6 +74,7 @@ def batch_number(events: Sequence[dict[str, Any]], step: int) -> int:
     >>> [batch_number([went_back], step) for step in (20, 21, 22)]
     [19, 30, 31]
     """
+    # Only the last rollback before this step counts: it says which batch came next.
     for event in reversed(events):
         if event["event"] == "rollback" and step > event["to"]:
             return event["next_batch"] + step - event["to"] - 1

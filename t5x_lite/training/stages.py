@@ -79,6 +79,7 @@ def plan_stages(
     Raises:
         UserError: for a stage that cannot be trained, or cannot start from the previous one.
     """
+    # Each stage is a config of its own, which starts from the directory of the previous one.
     places = [address_of(directory) for directory in directories]
     configs = stages_of(config, places)
     plans = plans or each_stage(config, plan_objective)
@@ -100,6 +101,7 @@ def plan_stages(
                 starting.check_start(
                     resolved, corpus.tokenizer, directory_before, before, tokenizer
                 )
+            # Record how far this text is read: a later stage on it continues there.
             stage = Stage(resolved, text_data(resolved, corpus), directory)
             text = _text_of(corpus)
             read[text] = read.get(text, 0) + stage.raw_tokens
@@ -111,6 +113,7 @@ def _with_one_order(configs: Sequence[RunConfig], plans: Sequence[RowPlan]) -> S
     """Make all stages shuffle the same blocks of text, so that each continues in the order of the
     previous one, even if their windows differ.
     """
+    # Blocks of the longest window hold the windows of all stages.
     windows = {member.window for plan in plans for member in plan.members}
     if len(configs) == 1 or len(windows) == 1:
         return configs
@@ -139,6 +142,7 @@ def _after(
     Args:
         read: text → raw tokens of it that the earlier stages have read.
     """
+    # From one architecture to another there is one conversion, unless the config names its own.
     start, old = resolved.config.start, before.resolved
     convert = start.convert or between(old.model, resolved.model)
     # Keep the optimizer state if both stages have the same optimizer and the same parameters.
@@ -174,6 +178,7 @@ def train_stages(
     # Permit only the runs that stages start from. The rest of the workdir stays closed, since the
     # config may be data.
     grant(places=[address_of(stage.directory) for stage in stages[:-1]])
+    # Reject a bad stage now, not after hours of training the stages before it.
     if len(stages) > 1:
         run_directory.check_is_free(stages[-1].directory)
         for stage in stages:

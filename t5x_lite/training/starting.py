@@ -74,11 +74,13 @@ def check_start(
         if not getattr(theirs.model, name):
             free.add(name)
     free.update(without_effect(theirs.model))
+    # Without a table of positions, no parameter depends on the length.
     if position_limit(resolved.model) is None:
         free.add("max_length")
     extends = tokenizer.extends(their_tokenizer)
     if extends and adaptation.is_full:
         free.add("vocab_size")
+    # A conversion frees the settings that it changes, once it has checked both models.
     start = resolved.config.start
     if start.convert:
         converter = Converter(start.convert)
@@ -86,6 +88,7 @@ def check_start(
         free |= converter.changes
     if start.takes_optimizer:
         _check_same_state(resolved, directory, theirs)
+    # All other settings of the model must be the same.
     old, new = to_dict(theirs.model), to_dict(resolved.model)
     for key in old:
         if old[key] != new[key] and key not in free:
@@ -97,6 +100,7 @@ def check_start(
             raise UserError(BAD_CONFIG, f"model.{key}: {reason}; {fix}")
     if "vocab_size" in free and not extends and start.convert:
         return  # the conversion gives the model a vocabulary of its own
+    # Each id must stand for the same piece of text in both.
     if not extends:
         reason = "its ids are not those that init_from was trained with, nor those and more"
         if their_tokenizer.vocabulary.sentinels:
@@ -159,6 +163,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
     directory = address.directory
     theirs, _ = read(directory)
     params = parameters_for(resolved.model, address, theirs, mesh)
+    # First bring what was loaded into the shapes of this model: new ids, then a conversion.
     before, after = theirs.model.vocab_size, resolved.model.vocab_size
     if after > before:
         params = _grown(params, fresh, parameter_axes(theirs.model), before, after)
@@ -187,6 +192,7 @@ def merge_parameters(resolved: Resolved, fresh: Params, mesh: DeviceMesh) -> tup
                 BAD_CONFIG, f"init_from={directory}: {reason}; use --config={directory}"
             )
 
+    # Say what happened to each parameter that was not simply loaded.
     left_out = sorted(set(old) - set(merged) | set(drawn) & set(old))
     report = f"init_from: {len(merged) - len(drawn)} arrays loaded from {address}"
     if left_out:

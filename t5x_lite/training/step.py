@@ -95,6 +95,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         norm = optax.tree.norm(grads)
+        # Leave a bad update out, moments included: the state is as if the batch had not been read.
         skipped = {}
         if limits is not None:
             loss_value = _total_loss(sums)

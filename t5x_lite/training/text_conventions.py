@@ -48,6 +48,7 @@ def read_conventions(workdir: Path, vocabulary: Vocabulary) -> Conventions:
         return Conventions()
     record = read_json(path, "bring it back, or import the model again")
     with user_errors(BAD_DATA, f"{path}: cannot be understood"):
+        # Files of earlier versions have no `before_inputs` and no `model_type`.
         begin, before = record["begin"], record.get("before_inputs", ())
         return Conventions(
             None if begin is None else check_ids(begin, vocabulary, str(path)),

@@ -60,6 +60,7 @@ def _verify_run(workdir: Path) -> Iterator[Finding]:
     yield _finding(workdir / "tokenizer", "tokenizer", lambda: _check_tokenizer(workdir))
     yield _finding(workdir / "metrics.jsonl", "metrics", lambda: _check_metrics(workdir))
     yield _finding(workdir / "run.json", "identity", lambda: _identity(workdir))
+    # Checkpoints must belong to this run; if run.json is lost, to any.
     run = ""
     with suppress(UserError):
         run = run_history.identity(workdir)
@@ -104,6 +105,7 @@ def _check_settings(workdir: Path) -> str:
 
 
 def _check_tokenizer(workdir: Path) -> str:
+    # Two files record which tokenizer it was; both must agree with what is there now.
     found = tokenizers.load(workdir / "tokenizer").fingerprint
     recorded = []
     if (workdir / "corpus.json").exists():
