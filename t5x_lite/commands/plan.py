@@ -1,4 +1,6 @@
-"""Estimate the memory, time and money that a run needs on other devices; this needs no text."""
+"""Estimate the memory, time and money that a run, or each cell of a comparison, needs on other
+devices; this needs no text.
+"""
 
 import argparse
 import json
@@ -10,11 +12,13 @@ from t5x_lite.commands.common import (
     add_allow,
     add_config,
     add_workdir,
+    config_name,
     number_type,
     planned_config,
     read_workdir,
 )
 from t5x_lite.config import RunConfig
+from t5x_lite.config.files import is_comparison
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import messages_to, say, to_stderr
 
@@ -52,10 +56,12 @@ def run(args: argparse.Namespace) -> None:
 
     # Planning needs no accelerator: do not occupy those that this machine may have.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    topology = parse_topology(args.topology)
+    if is_comparison(config_name(args)):
+        return _plan_comparison(args, topology)
     config, _ = planned_config(args)
     from t5x_lite.config.stages import as_run, stages_of
 
-    topology = parse_topology(args.topology)
     if args.scale and (args.search or args.splits):
         option = "--search" if args.search else "--splits"
         raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
@@ -70,6 +76,21 @@ def run(args: argparse.Namespace) -> None:
             head = f"stage {number} of {len(stages)}: {stage.objective}"
             print(head, file=sys.stderr if args.json else sys.stdout)
         _plan(args, as_run(stage), topology, assumed)
+
+
+def _plan_comparison(args: argparse.Namespace, topology: "Topology") -> None:
+    """Print what all cells of a comparison need."""
+    for option in ("search", "scale", "splits", "workdir"):
+        if getattr(args, option):
+            reason = f"--config={args.config} is a comparison, for which there is no --{option}"
+            raise UserError(USAGE, f"plan: {reason}; leave it out")
+    from t5x_lite.comparison.estimate import estimate, in_words
+    from t5x_lite.config.files import load_comparison
+    from t5x_lite.planning.plan import Assumptions
+
+    assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
+    found = estimate(load_comparison(args.config, args.overrides), topology, assumed)
+    say(json.dumps(found.as_json()) if args.json else in_words(found))
 
 
 def _plan(

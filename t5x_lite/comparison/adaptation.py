@@ -69,16 +69,11 @@ def steps_of(adaptation: Adaptation, batch_size: int) -> int:
     return steps
 
 
-def plan_adapted_run(
-    config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary, init_from: str = ""
-) -> Resolved:
-    """Plan the run that adapts a model, with the optimizer that trained it.
+def adapted_config(config: RunConfig, adaptation: Adaptation, init_from: str = "") -> RunConfig:
+    """Return the config of the run that adapts a model, with the optimizer that trained it.
 
     Args:
         init_from: the run directory of the model.
-
-    Raises:
-        UserError: if the model cannot be a prefix language model.
     """
     window, lengths = adaptation.window, config.data.lengths
     if lengths.inputs:
@@ -94,7 +89,19 @@ def plan_adapted_run(
         start=Start(),
     )
     steps = steps_of(adaptation, config.data.batch_size)
-    resolved = resolve(with_budget(changed, steps, evaluations=1), vocabulary)
+    return with_budget(changed, steps, evaluations=1)
+
+
+def plan_adapted_run(
+    config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary, init_from: str = ""
+) -> Resolved:
+    """Plan the run that adapts a model. For the arguments see adapted_config.
+
+    Raises:
+        UserError: if the model cannot be a prefix language model.
+    """
+    window = adaptation.window
+    resolved = resolve(adapted_config(config, adaptation, init_from), vocabulary)
     if parameter_shapes(resolved.model) != parameter_shapes(resolve(config, vocabulary).model):
         reason = f"has other parameters with prefix_lm in windows of {window} tokens"
         raise UserError(BAD_CONFIG, f"adapt_tokens: the model {reason}")

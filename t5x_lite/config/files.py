@@ -285,6 +285,11 @@ def names_run(name: str) -> bool:
     return not is_shipped and (Path(name) / "config.json").is_file()
 
 
+def is_comparison(name: str) -> bool:
+    """Return True if a config file compares several runs."""
+    return "cells" in read_settings(name)
+
+
 def _nearest_config(name: str) -> str:
     files = [path for root in ROOTS for path in root.glob("configs/**/*.py")]
     files = [path for path in files if path.parent.name != "tasks"]

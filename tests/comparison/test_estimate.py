@@ -1,0 +1,119 @@
+"""What a comparison would need elsewhere: the steps of its runs, and sums that can be added up."""
+
+import dataclasses
+import json
+
+import pytest
+from comparison.test_run import comparison
+from comparison.test_windows import PRESETS
+from conftest import refusal, run, slow
+
+from t5x_lite.comparison.cells import plan_comparison
+from t5x_lite.comparison.estimate import estimate, in_words
+from t5x_lite.config.files import build_comparison, load_comparison
+from t5x_lite.hardware import parse_topology
+from t5x_lite.planning.plan import Assumptions, make_plan
+
+H100 = parse_topology("h100:1x1")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"match": "raw_tokens"},
+        {"match": "model_tokens", "budget": 4e4},
+        {"match": "flops", "budget": 0, "budgets": (2e8, 1e9)},
+        {"match": "steps", "budget": 0},
+        {"match": "steps", "budget": 0, "adapt_tokens": 6 * 8 * 40},
+    ],
+)
+def test_cells_get_the_steps_that_they_are_trained_for(tmp_path, text_file, more):
+    values = comparison(text_file, **more)
+    values["base"]["model"]["positions"] = "rotary"
+    config = build_comparison(values)
+    trained, _, questions = plan_comparison(config, tmp_path)
+    found = {cell.name: cell for cell in estimate(config, H100).cells}
+    assert list(found) == [cell.name for cell in trained]
+    for cell in trained:
+        assert found[cell.name].steps == cell.total["steps"]
+        assert found[cell.name].plan.parameters == cell.cost.parameters
+        assert found[cell.name].flops == pytest.approx(cell.total["flops"], rel=0.01)
+        is_adapted = questions.adaptation and cell.name.split("-")[0] != "bert"
+        assert (found[cell.name].adapted is not None) == bool(is_adapted)
+    if questions.adaptation:
+        assert found["gpt"].adapted.config.training.steps == 6
+
+
+def test_stages_are_planned_one_by_one(text_file):
+    stages = ({"until": "25%"}, {"objective": "prefix_lm"})
+    values = comparison(text_file, match="steps", budget=40)
+    values["cells"] = {"one": {}, "two": {"stages": stages}}
+    values["base"]["data"]["lengths"] = {"sequence_length": 40}
+    values["base"]["training"]["steps"] = 8
+    one, two = estimate(build_comparison(values), H100).cells
+    assert [plan.config.training.steps for plan in two.stages] == [10, 30]
+    assert two.steps == one.steps == 40
+    assert two.flops == pytest.approx(one.flops * 0.25 + two.plan.flops * 30, rel=1e-6)
+
+
+def test_money_adds_up():
+    """Two cells with three seeds, tuned with four tries of half a run each."""
+    config = load_comparison("gpt_tiny", ["model.dtype=bfloat16", "seeds=3"], ["seed=7"])
+    config = dataclasses.replace(
+        config,
+        tune={"optimizer": {"learning_rate": (1e-3, 3e-3), "beta2": (0.95, 0.99)}},
+        tune_budget=0.5,
+    )
+    found = estimate(config, parse_topology("h100:1x8"), Assumptions(mfu=0.3, dollars=2.5))
+    (cell,) = found.cells
+    run_of_cell = make_plan(cell.plan.config, parse_topology("h100:1x8"), Assumptions(mfu=0.3))
+    hours = 24 * run_of_cell.days
+    assert found.parts() == pytest.approx({"training": 3 * hours, "tuning": 4 * 0.5 * hours})
+    assert found.hours == pytest.approx(5 * hours)
+    assert found.dollars(found.hours) == pytest.approx(5 * hours * 8 * 2.5)
+
+
+def test_what_is_not_known_is_no_zero():
+    """H100 in float32, and a price that nobody has named."""
+    config = load_comparison("gpt_tiny", [], ["model.num_layers=2,4"])
+    found = estimate(config, H100)
+    assert found.hours is None
+    assert found.as_json()["dollars_in_all"] is None
+    assert "the speed of h100 in float32 is not known: no time, no price" in in_words(found)
+    timed = dataclasses.replace(config, match="seconds", budget=10.0)
+    assert "match=seconds: the speed of h100:1x1 is not known" in refusal(estimate, timed, H100)
+    known = estimate(timed, H100, Assumptions(mfu=0.5, tflops=10.0))
+    for cell in known.cells:
+        assert cell.steps * cell.plan.step_seconds == pytest.approx(10, abs=cell.plan.step_seconds)
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [name if name in ("quickstart", "worlds:facts") else slow(name) for name in PRESETS],
+)
+def test_every_preset_is_planned_without_its_text(preset):
+    config = load_comparison(f"compare/{preset}", ["model.dtype=bfloat16"])
+    found = estimate(config, H100, Assumptions(mfu=0.4))
+    shown = in_words(found)
+    for cell in found.cells:
+        assert cell.steps > 0
+        assert cell.name in shown
+    assert found.hours > 0
+    assert "in all" in shown
+
+
+def test_command(tmp_path):
+    command = ("plan", "--config=compare/quickstart", "--topology=v5e:2x4")
+    bfloat16 = ("--config.model.dtype=bfloat16", "--config.mesh.data=8", "--config.seeds=2")
+    out, _ = run(*command, *bfloat16)
+    assert "training: 3 cells × 2 seeds" in out
+    assert "dollars: 1.20 per device and hour, list price" in out
+    record = json.loads(run(*command, *bfloat16, "--json")[0])
+    assert record["cells"].keys() == {"bert", "gpt", "gpt_denoising"}
+    assert record["hours_in_all"] == pytest.approx(
+        2 * sum(cell["hours"] for cell in record["cells"].values())
+    )
+    for option in ("--search", "--scale", "--splits", f"--workdir={tmp_path}"):
+        _, err = run(*command, option, code=2)
+        name = option.partition("=")[0]
+        assert f"is a comparison, for which there is no {name}; leave it out" in err
