@@ -259,7 +259,9 @@ def test_a_run_is_no_comparison(whole, tmp_path, monkeypatch, no_network):
     (tmp_path / "theirs/config.json").write_text(json.dumps(config))
     with watching() as events:
         _, err = run("compare", "--config=theirs", "--workdir=new", "--dry-run", code=BAD_CONFIG)
+        _, planned = run("plan", "--config=theirs", "--topology=cpu:1", code=BAD_CONFIG)
     assert "which is no setting of a run" in err
+    assert "which is no setting of a run" in planned
     with watching() as of_python, pytest.raises(UserError, match="is no setting of a run"):
         t5x_lite.compare("theirs", "new")
     assert not events + of_python

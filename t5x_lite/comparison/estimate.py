@@ -142,7 +142,8 @@ def estimate(
         name: [make_plan(as_run(stage), topology, assumed) for stage in stages_of(cell)]
         for name, cell in cells.items()
     }
-    if config.match == "seconds" and _hours([of[-1] for of in plans.values()]) is None:
+    is_timed = all(plan.step_seconds for of_cell in plans.values() for plan in of_cell)
+    if config.match == "seconds" and not is_timed:
         reason = f"the speed of {topology} is not known"
         raise UserError(BAD_CONFIG, f"match=seconds: {reason}; name another topology, or --tflops")
 
