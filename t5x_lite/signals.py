@@ -33,7 +33,8 @@ def stop_on_signals() -> Iterator[None]:
     under nohup, stays ignored.
 
     Python drops an exception that is raised in a destructor or a callback of the garbage collector,
-    such as jax's. A signal that arrives at such a moment, Ctrl-C included, is sent again.
+    such as jax's. A signal that arrives at such a moment, Ctrl-C included, is sent again. A library
+    in C++ that is being imported turns the exception into an ImportError.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python allows signal handlers in the main thread only
@@ -56,6 +57,10 @@ def stop_on_signals() -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
     finally:
         sys.unraisablehook = of_others
         for number, handler in before.items():

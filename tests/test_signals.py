@@ -132,3 +132,71 @@ def test_a_signal_that_python_would_drop_comes_again(number, capfd):
         dropped()
     assert isinstance(caught.value, Stopped) == (number != signal.SIGINT)
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("signalled", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
+def test_a_signal_within_the_import_of_a_library_in_cpp_is_one(signalled):
+    """pybind11 raises an ImportError from whatever was raised while a module was made."""
+    with pytest.raises(KeyboardInterrupt) as caught, stop_on_signals():
+        raise ImportError("initialization failed") from signalled
+    assert caught.value is signalled
+    with pytest.raises(ImportError, match="no such module"), stop_on_signals():
+        raise ImportError("no such module")
+
+
+ENDING = """
+import atexit, os, sys
+from t5x_lite import __main__ as main
+
+class Waits:
+    def __del__(self):
+        os.write(2, b"torn down")
+
+def end(number=int(sys.argv[1])):
+    os.write(1, b"ending ")
+    if number:
+        os.kill(os.getpid(), number)
+        for _ in range(10**9):
+            pass
+
+def command():
+    global waits
+    waits = Waits()
+    atexit.register(end)
+    print("done")
+    if sys.argv[2] == "error":
+        raise ValueError("a bug")
+    if sys.argv[2] == "usage":
+        sys.exit(2)
+    return int(sys.argv[2])
+
+main.main = command
+main.script()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "number"),
+    [
+        ("0", 0, 0),
+        ("0", 0, signal.SIGTERM),
+        ("0", 0, signal.SIGHUP),
+        ("0", 0, signal.SIGINT),
+        ("66", 66, 0),
+        ("66", 66, signal.SIGTERM),
+        ("usage", 2, 0),
+        ("error", 1, 0),
+    ],
+)
+def test_a_command_that_is_done_ends_with_its_code_and_at_once(code, expected, number):
+    """What libraries do at the end is done, but nothing is freed; a signal changes no code."""
+    words = [sys.executable, "-c", ENDING, str(int(number)), code]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == expected
+    assert sorted(done.stdout.split()) == ["done", "ending"]
+    assert "torn down" not in done.stderr
+    assert ("ValueError: a bug" in done.stderr) == (code == "error")
