@@ -3,8 +3,8 @@ i.i.d. denoising of 15 % of the tokens) and on language modelling, all with the 
 
 `raffel_table2` has the paper's size: 12 layers and 2³⁵ raw tokens. `:small` and `:tiny` have the
 same structure for one GPU and for a laptop: they halve the layers where the paper does, and keep
-the proportions of the lengths. Only tiny was trained: docs/compared.md has its table. At an MFU of
-30 %, `:small` with three seeds takes 6.7 hours of one H100 ($46), or 4.2 of a v5e-8 ($41): see
+the proportions of the lengths. Only tiny was trained: docs/compared.md has its table. `:small` with
+three seeds takes at least 10 hours of one H100 ($70), or 5.3 of a v5e-8 ($51): see
 docs/how-to/plan.md.
 
 python -m t5x_lite compare --config=compare/raffel_table2:tiny --workdir=DIR --jobs=2

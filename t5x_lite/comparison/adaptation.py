@@ -23,7 +23,7 @@ from t5x_lite.data.tokenizers.vocabulary import Vocabulary
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.model.transformer import parameter_shapes
 from t5x_lite.progress import messages_to, say, silent
-from t5x_lite.resolve import Resolved, resolve
+from t5x_lite.resolve import Resolved, resolve, resolve_without_text
 from t5x_lite.training import loaded_model, run_directory
 from t5x_lite.training.stages import Stage, address_of
 
@@ -93,31 +93,41 @@ def adapted_config(config: RunConfig, adaptation: Adaptation, init_from: str = "
 
 
 def plan_adapted_run(
-    config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary, init_from: str = ""
+    config: RunConfig, adaptation: Adaptation, vocabulary: Vocabulary | None, init_from: str = ""
 ) -> Resolved:
-    """Plan the run that adapts a model. For the arguments see adapted_config.
+    """Plan the run that adapts a model. For the other arguments see adapted_config.
+
+    Args:
+        vocabulary: that of the run; None if there is no tokenizer yet.
 
     Raises:
         UserError: if the model cannot be a prefix language model.
     """
     window = adaptation.window
-    resolved = resolve(adapted_config(config, adaptation, init_from), vocabulary)
-    if parameter_shapes(resolved.model) != parameter_shapes(resolve(config, vocabulary).model):
+    changed = adapted_config(config, adaptation, init_from)
+    if vocabulary is None:
+        before, resolved = resolve_without_text(config), resolve_without_text(changed)
+    else:
+        before, resolved = resolve(config, vocabulary), resolve(changed, vocabulary)
+    if parameter_shapes(resolved.model) != parameter_shapes(before.model):
         reason = f"has other parameters with prefix_lm in windows of {window} tokens"
         raise UserError(BAD_CONFIG, f"adapt_tokens: the model {reason}")
     return resolved
 
 
 def check_adaptation(
-    adaptation: Adaptation | None, cells: Mapping[str, tuple[RunConfig, Vocabulary]]
-) -> None:
-    """Print which cells cannot be adapted.
+    adaptation: Adaptation | None, cells: Mapping[str, tuple[RunConfig, Vocabulary | None]]
+) -> list[str]:
+    """Return the names of the cells that can be adapted, and print which cannot.
+
+    Args:
+        cells: name → config of its last stage, and its vocabulary, as in plan_adapted_run.
 
     Raises:
         UserError: if no cell can be adapted, or if cells would read different amounts.
     """
     if adaptation is None:
-        return
+        return []
     errors = {}
     for name, (config, vocabulary) in cells.items():
         if config.model.architecture != "encoder":
@@ -132,6 +142,7 @@ def check_adaptation(
         raise UserError(BAD_CONFIG, f"adapt_tokens: {reason} ({first}); set it to 0")
     for name, error in errors.items():
         say(f"{name} cannot be adapted, so it is left out there: {error}")
+    return [name for name in cells if name not in errors]
 
 
 def adapt(workdir: Path, adaptation: Adaptation, directory: Path) -> bool:

@@ -5,11 +5,12 @@ this needs no text, tokenizer or accelerator.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from t5x_lite.comparison.adaptation import Adaptation, adapted_config, plan_adaptation
+from t5x_lite.comparison.adaptation import adapted_config, check_adaptation, plan_adaptation
 from t5x_lite.comparison.budget import inherited, steps_of_cells, with_budget
 from t5x_lite.comparison.cells import names_by_budget, with_equal_windows, with_shared_block
 from t5x_lite.comparison.tune import combinations
@@ -17,8 +18,9 @@ from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.config.stages import as_run, each_stage, stages_of
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import PRICES_AS_OF, Topology
+from t5x_lite.model.flops import peak_flops
 from t5x_lite.planning.plan import Assumptions, GiB, Plan, make_plan
-from t5x_lite.progress import columns
+from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report.page import short
 from t5x_lite.resolve import plan_objective
 
@@ -51,15 +53,25 @@ class CellEstimate(NamedTuple):
         return sum(plan.flops * plan.config.training.steps for plan in self.stages)
 
     @property
+    def _plans(self) -> list[Plan]:
+        return [*self.stages, *([self.adapted] if self.adapted else [])]
+
+    @property
     def memory(self) -> int:
-        """Peak memory per device of the stage that needs most, in bytes."""
-        return max(plan.memory_in_all for plan in self.stages)
+        """Peak memory per device of the stage, or the adaptation, that needs most, in bytes."""
+        return max(plan.memory_in_all for plan in self._plans)
 
     @property
     def fits(self) -> bool | None:
-        """True if every stage fits into the memory of a device; None if that is not known."""
-        found = [plan.fits for plan in self.stages]
+        """True if all of it fits into the memory of a device; None if that is not known."""
+        found = [plan.fits for plan in self._plans]
         return None if None in found else all(found)
+
+    @property
+    def is_too_fast(self) -> bool:
+        """True if the assumed MFU is higher than the roofline allows."""
+        mfu = self.plan.assumed.mfu
+        return bool(mfu) and any(mfu > (plan.max_mfu or 1) for plan in self.stages)
 
 
 class Estimate(NamedTuple):
@@ -142,16 +154,10 @@ def estimate(
         name: [make_plan(as_run(stage), topology, assumed) for stage in stages_of(cell)]
         for name, cell in cells.items()
     }
-    is_timed = all(plan.step_seconds for of_cell in plans.values() for plan in of_cell)
-    if config.match == "seconds" and not is_timed:
-        reason = f"the speed of {topology} is not known"
-        raise UserError(BAD_CONFIG, f"match=seconds: {reason}; name another topology, or --tflops")
-
-    rows = [row for cell in cells.values() for row in each_stage(cell, plan_objective)[-1:]]
-    adaptation = plan_adaptation(config.adapt_tokens, rows)
-    adapted = {
-        name: _plan_adapted(cell, adaptation, topology, assumed) for name, cell in cells.items()
-    }
+    for plan in itertools.chain(*plans.values()):
+        if config.match == "seconds" and not plan.step_seconds:
+            raise UserError(BAD_CONFIG, f"match=seconds: {_why_no_time(plan)}")
+    adapted = _plan_adapted(config, cells, topology, assumed)
 
     # The steps that each budget buys, as when the cells are trained
     of_steps = {name: [_spent(plan) for plan in of_cell] for name, of_cell in plans.items()}
@@ -166,18 +172,24 @@ def estimate(
 
 
 def _plan_adapted(
-    cell: RunConfig, adaptation: Adaptation | None, topology: Topology, assumed: Assumptions
-) -> Plan | None:
-    """Plan the adaptation of a cell's model; None if there is none, or the model cannot be a prefix
-    language model.
+    config: CompareConfig, cells: Mapping[str, RunConfig], topology: Topology, assumed: Assumptions
+) -> dict[str, Plan | None]:
+    """Plan the adaptation of each cell; None for a model that cannot be a prefix language model.
+
+    Raises:
+        UserError: if cells would read different amounts, or none can be adapted.
     """
+    rows = [row for cell in cells.values() for row in each_stage(cell, plan_objective)[-1:]]
+    adaptation = plan_adaptation(config.adapt_tokens, rows)
     if adaptation is None:
-        return None
-    last = as_run(stages_of(cell)[-1])
-    try:
-        return make_plan(adapted_config(last, adaptation), topology, assumed)
-    except UserError:
-        return None
+        return dict.fromkeys(cells)
+    plans: dict[str, Plan | None] = dict.fromkeys(cells)
+    last = {name: as_run(stages_of(cell)[-1]) for name, cell in cells.items()}
+    with messages_to(to_stderr):
+        able = check_adaptation(adaptation, {name: (one, None) for name, one in last.items()})
+    for name in able:
+        plans[name] = make_plan(adapted_config(last[name], adaptation), topology, assumed)
+    return plans
 
 
 def _spent(plan: Plan) -> Mapping[str, float]:
@@ -220,10 +232,10 @@ def in_words(found: Estimate) -> str:
                 cell.name,
                 short(cell.plan.parameters),
                 f"{cell.steps:,}",
-                short(cell.flops),
+                f"{cell.flops:.3g}",
                 f"{cell.memory / GiB:,.2f}",
-                f"{cell.plan.step_seconds:.4f}" if cell.plan.step_seconds else "–",
-                cell.plan.bound_by or "–",
+                f"{cell.plan.step_seconds:.3g}" if cell.plan.step_seconds else "–",
+                "–" if cell.plan.assumed.mfu else cell.plan.bound_by or "–",
                 _figure(hours),
                 _figure(found.dollars(hours)),
             )
@@ -251,30 +263,49 @@ def _totals(found: Estimate) -> dict[str, float | None]:
 
 def _remarks(found: Estimate) -> list[str]:
     """Return what has to be known to read the table."""
-    plan, remarks = found.cells[0].plan, []
+    remarks = []
     too_large = [cell.name for cell in found.cells if cell.fits is False]
+    plan = found.cells[0].plan
     if too_large and plan.room:
         names = ", ".join(too_large)
         fix = "raise training.microbatches, or set model.remat=True"
         remarks.append(f"more than the {plan.room / GiB:.0f} GiB of a device: {names}; {fix}")
+    too_fast = [cell.name for cell in found.cells if cell.is_too_fast]
+    if too_fast:
+        at = f"an MFU of {plan.assumed.mfu:.0%}"
+        remarks.append(f"{at} is more than the roofline allows for: {', '.join(too_fast)}")
     if any(cell.stages[1:] for cell in found.cells):
         remarks.append("stages that cells share are trained once, but are counted for each cell")
-    if not plan.seconds:
-        speed = f"the speed of {plan.topology.name} in {plan.config.model.dtype} is not known"
-        remarks.append(f"{speed}: no time, no price; set --tflops, or model.dtype=bfloat16")
+        remarks.append("parameters, s/step, bound by: of the last stage")
+    untimed = [cell for cell in found.cells if not cell.plan.step_seconds]
+    if untimed:
+        names = "" if len(untimed) == len(found.cells) else f"{untimed[0].name}: "
+        remarks.append(names + _why_no_time(untimed[0].plan))
     elif plan.assumed.mfu:
         remarks.append(f"times: at an MFU of {plan.assumed.mfu:.0%}")
     else:
         remarks.append("times: the least by the roofline; --mfu=0.4 plans with what you have seen")
-    if plan.seconds and plan.price is not None:
+    if not untimed and plan.price is not None:
         source = "as given" if plan.assumed.dollars is not None else f"list price, {PRICES_AS_OF}"
         remarks.append(f"dollars: {plan.price:.2f} per device and hour, {source}")
-    remarks.append("not counted: evaluation, tasks, compilation")
+    more = f", seeds beyond {found.config.seeds}" if found.config.max_seeds else ""
+    remarks.append(f"not counted: evaluation, tasks, compilation{more}")
     return remarks
+
+
+def _why_no_time(plan: Plan) -> str:
+    """Return why the time of a step is not known, and what would help."""
+    chip, dtype = plan.topology.chip, plan.config.model.dtype
+    fix = "set --tflops"
+    if dtype != "bfloat16" and peak_flops(chip.kinds[0], "bfloat16"):
+        fix += ", or model.dtype=bfloat16"
+    return f"the speed of {plan.topology.name} in {dtype} is not known, so neither is time; {fix}"
 
 
 def _figure(value: float | None) -> str:
     """Format hours or dollars; "–" if they are not known."""
     if value is None:
         return "–"
+    if 0 < value < 0.01:
+        return "< 0.01"
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
