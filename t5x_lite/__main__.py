@@ -69,25 +69,26 @@ def _main(argv: Sequence[str]) -> int:
 def script() -> NoReturn:
     """Run the command given to this process, and exit with its code.
 
-    The process ends as soon as all threads have ended and all functions registered with atexit have
-    run. Python would then free a million objects one by one, which takes 0.4 s, and during which a
-    signal would replace the exit code of a command that is done.
+    The process ends as soon as all threads have ended and all functions that libraries registered
+    with atexit meanwhile have run. Python would then free a million objects one by one, which takes
+    0.4 s, and during which a signal would replace the exit code of a command that is done.
     """
     gc.set_threshold(*_COLLECT_AFTER)
     code = 1  # of an error that is not caught
 
     def leave() -> None:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it may be closed, or None
+                stream.flush()
         os._exit(code)
 
     atexit.register(leave)  # the first to be registered is the last to run
     try:
         code = main()
     except SystemExit as exit:  # argparse's
-        code = int(exit.code or 0)
-    # The code is known, so a signal only ends the process sooner.
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        raise
+    # The code is known: a signal ends the process with it, whatever libraries still had to do.
     for number in (signal.SIGINT, *CODES):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: leave())

@@ -105,9 +105,18 @@ def optional_import(module: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        interrupt = interrupt_behind(error)
+        if interrupt is not None:
+            raise interrupt from None
         package = module.split(".")[0]
         reason = f"{what}: needs the package {package}: {install_line(extra)}"
         raise UserError(NO_FILE, reason) from error
+
+
+def interrupt_behind(error: ImportError) -> KeyboardInterrupt | None:
+    """Return the signal, or Ctrl-C, that a library in C++ has turned into this error; else None."""
+    cause = error.__cause__
+    return cause if isinstance(cause, KeyboardInterrupt) else None
 
 
 def install_line(extra: str) -> str:

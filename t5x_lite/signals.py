@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from t5x_lite.errors import HUNG_UP, TERMINATED
+from t5x_lite.errors import HUNG_UP, TERMINATED, interrupt_behind
 
 _SECONDS = 0.05  # until a signal that was lost is sent again
 CODES = {signal.SIGTERM: TERMINATED, signal.SIGHUP: HUNG_UP}
@@ -58,9 +58,10 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise error.__cause__ from None
-        raise
+        interrupt = interrupt_behind(error)
+        if interrupt is None:
+            raise
+        raise interrupt from None
     finally:
         sys.unraisablehook = of_others
         for number, handler in before.items():

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT, start
 from training.runs import wait_for
 
+from t5x_lite.errors import optional_import
 from t5x_lite.signals import Stopped, stop_on_signals
 
 # Each command stops itself where the signal is to come: while it imports, prepares or asks.
@@ -135,13 +136,21 @@ def test_a_signal_that_python_would_drop_comes_again(number, capfd):
 
 
 @pytest.mark.parametrize("signalled", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
-def test_a_signal_within_the_import_of_a_library_in_cpp_is_one(signalled):
+def test_a_signal_within_the_import_of_a_library_in_cpp_is_one(signalled, monkeypatch):
     """pybind11 raises an ImportError from whatever was raised while a module was made."""
     with pytest.raises(KeyboardInterrupt) as caught, stop_on_signals():
         raise ImportError("initialization failed") from signalled
     assert caught.value is signalled
     with pytest.raises(ImportError, match="no such module"), stop_on_signals():
         raise ImportError("no such module")
+
+    def stopped(name):
+        raise ImportError("initialization failed") from signalled
+
+    monkeypatch.setattr("importlib.import_module", stopped)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        optional_import("torch", "hf", "export")
+    assert caught.value is signalled
 
 
 ENDING = """
