@@ -602,7 +602,9 @@ def initialise(config: ModelDimensions, seed: int, shardings: Any = None) -> Par
         if of_layers:
             key, shape = fold_in(key, np.arange(shape[0])), shape[1:]
         if shardings is not None:
-            key = jax.device_put(key, NamedSharding(on[path].mesh, PartitionSpec()))
+            # All processes compute the same key, so none has to ask the others.
+            everywhere = NamedSharding(on[path].mesh, PartitionSpec())
+            key = jax.make_array_from_callback(key.shape, everywhere, key.__getitem__)
         drawn[path] = _drawing(box.init, shape, box.value.dtype, of_layers, on[path])(key)
     return unflatten_dict(drawn, sep="/")
 
@@ -659,10 +661,8 @@ def boxed_shapes(config: ModelDimensions) -> Params:
         boxes: Any = jax.eval_shape(lambda: _declare(config))
     for path, leaf in flatten_dict(boxes, sep="/").items():
         if not isinstance(leaf, Declaration):
-            reason = "does not name its axes, so no mesh can split it"
-            raise UserError(
-                BAD_CONFIG, f"the parameter {path} {reason}; declare it by with_axes(init, axes)"
-            )
+            reason = "is not declared by with_axes(init, axes), which says how it is drawn and split"
+            raise UserError(BAD_CONFIG, f"the parameter {path} {reason}")
     return boxes
 
 
