@@ -661,7 +661,7 @@ def boxed_shapes(config: ModelDimensions) -> Params:
         boxes: Any = jax.eval_shape(lambda: _declare(config))
     for path, leaf in flatten_dict(boxes, sep="/").items():
         if not isinstance(leaf, Declaration):
-            reason = "is not declared by with_axes(init, axes), which says how it is drawn and split"
+            reason = "is not declared by with_axes, which says how it is drawn and split"
             raise UserError(BAD_CONFIG, f"the parameter {path} {reason}")
     return boxes
 
