@@ -106,9 +106,14 @@ def test_bash_completes_commands_and_settings(tmp_path):
 STUCK = """
 import threading
 from t5x_lite import __main__, storage
-storage.atexit.register(print, "at its exit")
-threading.Thread(target=threading.Event().wait).start()
-__main__._JOIN_WITHIN = 0.1
+main = __main__.main
+
+def command():
+    storage.atexit.register(print, "at its exit")
+    threading.Thread(target=threading.Event().wait).start()
+    return main()
+
+__main__.main, __main__._JOIN_WITHIN = command, 0.1
 __main__.script()
 """
 

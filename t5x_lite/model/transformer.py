@@ -602,9 +602,7 @@ def initialise(config: ModelDimensions, seed: int, shardings: Any = None) -> Par
         if of_layers:
             key, shape = fold_in(key, np.arange(shape[0])), shape[1:]
         if shardings is not None:
-            # All processes compute the same key, so none has to ask the others.
-            everywhere = NamedSharding(on[path].mesh, PartitionSpec())
-            key = jax.make_array_from_callback(key.shape, everywhere, key.__getitem__)
+            key = jax.device_put(key, NamedSharding(on[path].mesh, PartitionSpec()))
         drawn[path] = _drawing(box.init, shape, box.value.dtype, of_layers, on[path])(key)
     return unflatten_dict(drawn, sep="/")
 

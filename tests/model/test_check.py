@@ -179,6 +179,6 @@ class Unnamed(nn.Module):
 def test_a_parameter_that_does_not_name_its_axes_is_refused(exchange):
     exchange(NORMS, "rms_norm", Unnamed)
     model = resolve_model(Model(norm="rms_norm"), vocab_size=8, max_length=8)
-    expected = r"the parameter decoder/final_norm/scale does not name .* by with_axes\(init, axes\)"
+    expected = "the parameter decoder/final_norm/scale is not declared by with_axes"
     with pytest.raises(UserError, match=expected):
         parameter_shapes(model)
