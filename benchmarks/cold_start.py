@@ -1,5 +1,5 @@
-"""Measure cold starts: the seconds that `--help` takes, and the seconds from the `train` command to
-its first finished step, with an empty and with a full compilation cache.
+"""Measure what users wait for: the seconds from the `train` command to its first finished step,
+with an empty and with a full compilation cache, and the seconds of short commands, to their end.
 
 python benchmarks/cold_start.py [ROUNDS]      (medians; the token store is prepared beforehand)
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from record import keep
 
@@ -36,15 +37,16 @@ def first_step(family: str, directory: Path) -> float:
     return seconds
 
 
+def whole(*words: str) -> float:
+    """Return the seconds that a command takes, until its process has ended."""
+    start = time.perf_counter()
+    subprocess.run([*PYTHON, *words], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
 def main(rounds: int) -> None:
-    """Measure all families and print the medians."""
-    results, helps = {}, []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        subprocess.run([*PYTHON, "--help"], check=True, stdout=subprocess.DEVNULL)
-        helps.append(time.perf_counter() - start)
-    print(f"--help: {statistics.median(helps):.2f} s")
-    results["help_seconds"] = helps
+    """Measure all families and commands, and print the medians."""
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         os.environ["T5X_LITE_CACHE"] = directory
         subprocess.run(
@@ -62,6 +64,19 @@ def main(rounds: int) -> None:
                 flush=True,
             )
             results[family] = {"empty_cache_seconds": empty, "full_cache_seconds": full}
+        run = f"--workdir={directory}/one_step"
+        whole("train", "--config=gpt_tiny", "--config.training.steps=1", run)
+        commands = {
+            "--help": ["--help"],
+            "inspect": ["inspect", "--config=gpt_tiny", "--examples=1"],
+            "evaluate": ["evaluate", run],
+            "generate": ["generate", run, "Return a", "--max-new-tokens=5"],
+        }
+        for name, words in commands.items():
+            whole(*words)  # fills the caches
+            seconds = [whole(*words) for _ in range(rounds)]
+            print(f"{name}: {statistics.median(seconds):.2f} s", flush=True)
+            results[name] = seconds
     keep("cold_start", results)
 
 
