@@ -83,7 +83,7 @@ def get_config(size: str = "base"):
     config.baseline = "encoder_decoder-denoising"
     config.budget = budget
     config.adapt_tokens = int(budget / 8)
-    if size == "small":  # the largest cell then takes 24 GiB of one GPU
+    if size == "small":  # as planned, the largest cell takes 24 GiB of one GPU
         config.base.training.microbatches = 4
     if size == "tiny":  # AdamW would learn little more than word frequencies
         config.base.optimizer.update(name="muon", learning_rate=5e-3)

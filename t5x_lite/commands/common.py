@@ -113,15 +113,19 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 
 
 def planned_config(args: argparse.Namespace) -> tuple[RunConfig, list["RowPlan"]]:
-    """Read the config of a run on text, and plan the rows of its stages. Objectives that cannot be
-    laid out are rejected before jax is imported, and contradictions in the model before text is
-    prepared.
+    """Read the config of a run on text, and plan the rows of its stages: see checked_rows."""
+    config = read_config(args)
+    return config, checked_rows(args.command, config)
+
+
+def checked_rows(command: str, config: RunConfig) -> list["RowPlan"]:
+    """Plan the rows of the stages of a run on text. Objectives that cannot be laid out are rejected
+    before jax is imported, and contradictions in the model before text is prepared.
     """
     from t5x_lite.resolve import plan_objective
 
-    config = read_config(args)
     if config.task.name:
-        raise UserError(USAGE, f"{args.command}: this run learned a task; continue with finetune")
+        raise UserError(USAGE, f"{command}: this run learned a task; continue with finetune")
     from t5x_lite.config.stages import each_stage, naming_stage, stages_of
 
     plans = each_stage(config, plan_objective)
@@ -132,7 +136,7 @@ def planned_config(args: argparse.Namespace) -> tuple[RunConfig, list["RowPlan"]
         with naming_stage(config, number):
             check_model_settings(stage.model, rows.shape)
             check_training(stage)
-    return config, plans
+    return plans
 
 
 def check_settings(args: argparse.Namespace) -> None:

@@ -12,13 +12,13 @@ from t5x_lite.commands.common import (
     add_allow,
     add_config,
     add_workdir,
+    checked_rows,
     config_name,
     number_type,
-    planned_config,
     read_workdir,
 )
-from t5x_lite.config import RunConfig
-from t5x_lite.config.files import is_comparison
+from t5x_lite.config import CompareConfig, RunConfig
+from t5x_lite.config.files import load_run_or_comparison
 from t5x_lite.errors import USAGE, UserError
 from t5x_lite.progress import messages_to, say, to_stderr
 
@@ -56,10 +56,11 @@ def run(args: argparse.Namespace) -> None:
 
     # Planning needs no accelerator: do not occupy those that this machine may have.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    config = load_run_or_comparison(config_name(args), args.overrides)
     topology = parse_topology(args.topology)
-    if is_comparison(config_name(args)):
-        return _plan_comparison(args, topology)
-    config, _ = planned_config(args)
+    if isinstance(config, CompareConfig):
+        return _plan_comparison(args, config, topology)
+    checked_rows(args.command, config)
     from t5x_lite.config.stages import as_run, stages_of
 
     if args.scale and (args.search or args.splits):
@@ -67,9 +68,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(USAGE, f"plan: --scale plans one arrangement; leave {option} out")
     if args.workdir and not args.scale:
         raise UserError(USAGE, "plan: --workdir is for the page of --scale; leave it out")
-    from t5x_lite.planning.plan import Assumptions
-
-    assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
+    assumed = _assumptions(args)
     stages = stages_of(config)
     for number, stage in enumerate(stages, 1):
         if len(stages) > 1:
@@ -78,18 +77,22 @@ def run(args: argparse.Namespace) -> None:
         _plan(args, as_run(stage), topology, assumed)
 
 
-def _plan_comparison(args: argparse.Namespace, topology: "Topology") -> None:
+def _assumptions(args: argparse.Namespace) -> "Assumptions":
+    """Return what the user assumes about the devices."""
+    from t5x_lite.planning.plan import Assumptions
+
+    return Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
+
+
+def _plan_comparison(args: argparse.Namespace, config: CompareConfig, topology: "Topology") -> None:
     """Print what all cells of a comparison need."""
     for option in ("search", "scale", "splits", "workdir"):
         if getattr(args, option):
             reason = f"--config={args.config} is a comparison, for which there is no --{option}"
             raise UserError(USAGE, f"plan: {reason}; leave it out")
     from t5x_lite.comparison.estimate import estimate, in_words
-    from t5x_lite.config.files import load_comparison
-    from t5x_lite.planning.plan import Assumptions
 
-    assumed = Assumptions(args.mfu, args.dollars, args.watts, args.tflops)
-    found = estimate(load_comparison(args.config, args.overrides), topology, assumed)
+    found = estimate(config, topology, _assumptions(args))
     say(json.dumps(found.as_json()) if args.json else in_words(found))
 
 

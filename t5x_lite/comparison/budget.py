@@ -186,11 +186,18 @@ class Timings:
 
 def spent(cost: StepCost, seconds: float) -> dict[str, float]:
     """Return what one step spends, in each unit that cells can be matched by."""
+    return in_each_unit(cost.raw_tokens, cost.model_tokens, cost.flops, seconds)
+
+
+def in_each_unit(
+    raw_tokens: float, model_tokens: float, flops: float, seconds: float
+) -> dict[str, float]:
+    """Return what one step spends, by the names of the units in CompareConfig.match."""
     return {
         "steps": 1.0,
-        "raw_tokens": cost.raw_tokens,
-        "model_tokens": cost.model_tokens,
-        "flops": cost.flops,
+        "raw_tokens": raw_tokens,
+        "model_tokens": model_tokens,
+        "flops": flops,
         "seconds": seconds,
     }
 

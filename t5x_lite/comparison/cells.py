@@ -185,24 +185,11 @@ def plan_cells(
     Raises:
         UserError: for anything that cannot be run.
     """
-    if config.equal_windows:
-        cells = with_equal_windows(config.cells)
-    else:
-        cells = with_shared_block(config.cells)
-    seeds = {cell.seed for cell in cells.values()}
-    if len(seeds) > 1:
-        reason = f"cells have different seeds ({sorted(seeds)}), so different orders of the text"
-        fix = "set one seed in the base; for several seeds per cell, set seeds"
-        raise UserError(BAD_CONFIG, f"seed: {reason}; {fix}")
+    cells = comparable_cells(config)
 
     # Prepare the text of each cell and count what a step costs.
     stages, costs = {}, {}
     for name, cell in cells.items():
-        if cell.task.name:
-            raise UserError(BAD_CONFIG, f"cells.{name}.task: cells learn objectives; leave it out")
-        if cell.data.epochs:
-            reason = "the budget says how long a cell is trained; leave it out"
-            raise UserError(BAD_CONFIG, f"cells.{name}.data.epochs: {reason}")
         stages[name] = plan_stages(cell, _directories(workdir, name, cell))
         first = stages[name][0]
         check_init_from(first.resolved, first.data.tokenizer)
@@ -233,6 +220,30 @@ def plan_cells(
                 Cell(name + suffix, budgeted, tuple(of_cell), costs_now, seconds[name], baseline)
             )
     return planned
+
+
+def comparable_cells(config: CompareConfig) -> dict[str, RunConfig]:
+    """Return the cells, such that all read the same text in the same order. No text is needed.
+
+    Raises:
+        UserError: for cells that cannot be compared.
+    """
+    if config.equal_windows:
+        cells = with_equal_windows(config.cells)
+    else:
+        cells = with_shared_block(config.cells)
+    seeds = {cell.seed for cell in cells.values()}
+    if len(seeds) > 1:
+        reason = f"cells have different seeds ({sorted(seeds)}), so different orders of the text"
+        fix = "set one seed in the base; for several seeds per cell, set seeds"
+        raise UserError(BAD_CONFIG, f"seed: {reason}; {fix}")
+    for name, cell in cells.items():
+        if cell.task.name:
+            raise UserError(BAD_CONFIG, f"cells.{name}.task: cells learn objectives; leave it out")
+        if cell.data.epochs:
+            reason = "the budget says how long a cell is trained; leave it out"
+            raise UserError(BAD_CONFIG, f"cells.{name}.data.epochs: {reason}")
+    return cells
 
 
 def _seconds_per_step(

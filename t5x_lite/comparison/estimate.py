@@ -7,26 +7,55 @@ this needs no text, tokenizer or accelerator.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from t5x_lite.comparison.adaptation import adapted_config, check_adaptation, plan_adaptation
-from t5x_lite.comparison.budget import inherited, steps_of_cells, with_budget
-from t5x_lite.comparison.cells import names_by_budget, with_equal_windows, with_shared_block
+from t5x_lite.comparison.budget import in_each_unit, inherited, steps_of_cells, with_budget
+from t5x_lite.comparison.cells import comparable_cells, names_by_budget
 from t5x_lite.comparison.tune import combinations
 from t5x_lite.config import CompareConfig, RunConfig
 from t5x_lite.config.stages import as_run, each_stage, stages_of
 from t5x_lite.errors import BAD_CONFIG, UserError
 from t5x_lite.hardware import PRICES_AS_OF, Topology
-from t5x_lite.model.flops import peak_flops
 from t5x_lite.planning.plan import Assumptions, GiB, Plan, make_plan
+from t5x_lite.planning.report import price_of_hour, what_would_help, why_no_time
 from t5x_lite.progress import columns, messages_to, to_stderr
 from t5x_lite.report.page import short
 from t5x_lite.resolve import plan_objective
 
 
+class Cost(NamedTuple):
+    """Time and money of runs that follow one another on the same devices.
+
+    Attributes:
+        hours: duration; None if the speed of the devices is not known.
+        dollars: price of all devices; None if it is not known.
+    """
+
+    hours: float | None
+    dollars: float | None
+
+
+def cost_of(plans: Iterable[Plan], times: float = 1.0) -> Cost:
+    """Return the cost of all these runs, each made so many times."""
+    plans = list(plans)
+    hours = _sum((plan.days for plan in plans), 24 * times)
+    return Cost(hours, _sum((plan.dollars for plan in plans), times))
+
+
+def _sum(amounts: Iterable[float | None], factor: float = 1.0) -> float | None:
+    """Return the sum times a factor; None if an amount is not known."""
+    total = 0.0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount * factor
+    return total
+
+
 class CellEstimate(NamedTuple):
-    """What one run of a cell needs.
+    """Resources that one run of a cell needs.
 
     Attributes:
         stages: the plan of each stage, with the steps that the budget buys.
@@ -43,6 +72,12 @@ class CellEstimate(NamedTuple):
         return self.stages[-1]
 
     @property
+    def largest(self) -> Plan:
+        """The plan of the stage, or the adaptation, that needs most memory."""
+        adapted = (self.adapted,) if self.adapted else ()
+        return max((*self.stages, *adapted), key=lambda plan: plan.memory_in_all)
+
+    @property
     def steps(self) -> int:
         """Number of steps of all stages."""
         return sum(plan.config.training.steps for plan in self.stages)
@@ -53,29 +88,13 @@ class CellEstimate(NamedTuple):
         return sum(plan.flops * plan.config.training.steps for plan in self.stages)
 
     @property
-    def _plans(self) -> list[Plan]:
-        return [*self.stages, *([self.adapted] if self.adapted else [])]
-
-    @property
-    def memory(self) -> int:
-        """Peak memory per device of the stage, or the adaptation, that needs most, in bytes."""
-        return max(plan.memory_in_all for plan in self._plans)
-
-    @property
-    def fits(self) -> bool | None:
-        """True if all of it fits into the memory of a device; None if that is not known."""
-        found = [plan.fits for plan in self._plans]
-        return None if None in found else all(found)
-
-    @property
-    def is_too_fast(self) -> bool:
-        """True if the assumed MFU is higher than the roofline allows."""
-        mfu = self.plan.assumed.mfu
-        return bool(mfu) and any(mfu > (plan.max_mfu or 1) for plan in self.stages)
+    def cost(self) -> Cost:
+        """Cost of all stages, without the adaptation."""
+        return cost_of(self.stages)
 
 
 class Estimate(NamedTuple):
-    """What a comparison needs, without evaluation and tasks.
+    """Resources that a comparison needs, without evaluation and tasks.
 
     Attributes:
         cells: each cell under each budget.
@@ -86,30 +105,23 @@ class Estimate(NamedTuple):
     cells: tuple[CellEstimate, ...]
     tries: int
 
-    def parts(self) -> dict[str, float | None]:
-        """Return the hours of training, tuning and adaptation, over all cells and seeds; None if
-        the speed of the devices is not known.
-        """
+    def parts(self) -> dict[str, Cost]:
+        """Return the cost of training, tuning and adaptation, over all cells and seeds."""
         config = self.config
-        training = _hours([plan for cell in self.cells for plan in cell.stages])
-        parts = {"training": _times(training, config.seeds)}
-        if self.tries:
-            parts["tuning"] = _times(training, self.tries * config.tune_budget)
+        stages = [plan for cell in self.cells for plan in cell.stages]
         adapted = [cell.adapted for cell in self.cells if cell.adapted]
+        parts = {"training": cost_of(stages, config.seeds)}
+        if self.tries:
+            parts["tuning"] = cost_of(stages, self.tries * config.tune_budget)
         if adapted:
-            parts["adaptation"] = _times(_hours(adapted), config.seeds)
+            parts["adaptation"] = cost_of(adapted, config.seeds)
         return parts
 
     @property
-    def hours(self) -> float | None:
-        """Hours that everything takes, one run after another; None if not known."""
-        parts = self.parts().values()
-        return None if None in parts else math.fsum(filter(None, parts))
-
-    def dollars(self, hours: float | None) -> float | None:
-        """Return the price of all devices for so many hours; None if it is not known."""
-        plan = self.cells[0].plan
-        return None if plan.price is None else _times(hours, plan.price * plan.topology.count)
+    def cost(self) -> Cost:
+        """Cost of everything."""
+        hours, dollars = zip(*self.parts().values(), strict=True)
+        return Cost(_sum(hours), _sum(dollars))
 
     def as_json(self) -> dict[str, Any]:
         """Return the estimate as plain data."""
@@ -118,11 +130,10 @@ class Estimate(NamedTuple):
                 "parameters": cell.plan.parameters,
                 "steps": cell.steps,
                 "flops": cell.flops,
-                "memory": cell.memory,
-                "fits": cell.fits,
+                "memory": cell.largest.memory_in_all,
+                "fits": cell.largest.fits,
                 "step_seconds": cell.plan.step_seconds,
-                "hours": _hours(cell.stages),
-                "dollars": self.dollars(_hours(cell.stages)),
+                **cell.cost._asdict(),
             }
             for cell in self.cells
         }
@@ -130,9 +141,8 @@ class Estimate(NamedTuple):
             "topology": str(self.cells[0].plan.topology),
             "seeds": self.config.seeds,
             "cells": cells,
-            "hours": self.parts(),
-            "hours_in_all": self.hours,
-            "dollars_in_all": self.dollars(self.hours),
+            "parts": {name: cost._asdict() for name, cost in self.parts().items()},
+            **self.cost._asdict(),
             "prices_as_of": PRICES_AS_OF,
         }
 
@@ -143,20 +153,17 @@ def estimate(
     """Estimate what a comparison needs on the devices of a topology, which train one run at a time.
 
     Raises:
-        UserError: for a cell that cannot be planned, and if cells are matched by seconds on devices
-            whose speed is not known.
+        UserError: for cells that cannot be compared or planned, and if they are matched by seconds
+            on devices whose speed is not known.
     """
-    if config.equal_windows:
-        cells = with_equal_windows(config.cells)
-    else:
-        cells = with_shared_block(config.cells)
+    cells = comparable_cells(config)
     plans = {
         name: [make_plan(as_run(stage), topology, assumed) for stage in stages_of(cell)]
         for name, cell in cells.items()
     }
     for plan in itertools.chain(*plans.values()):
         if config.match == "seconds" and not plan.step_seconds:
-            raise UserError(BAD_CONFIG, f"match=seconds: {_why_no_time(plan)}")
+            raise UserError(BAD_CONFIG, f"match=seconds: {why_no_time(plan)}")
     adapted = _plan_adapted(config, cells, topology, assumed)
 
     # The steps that each budget buys, as when the cells are trained
@@ -192,15 +199,10 @@ def _plan_adapted(
     return plans
 
 
-def _spent(plan: Plan) -> Mapping[str, float]:
+def _spent(plan: Plan) -> dict[str, float]:
     """Return what one step spends, in each unit that cells can be matched by."""
-    return {
-        "steps": 1.0,
-        "raw_tokens": plan.rows * plan.tokens.raw,
-        "model_tokens": plan.rows * plan.tokens.model,
-        "flops": plan.flops,
-        "seconds": plan.step_seconds or math.nan,
-    }
+    tokens, seconds = plan.tokens, plan.step_seconds or math.nan
+    return in_each_unit(plan.rows * tokens.raw, plan.rows * tokens.model, plan.flops, seconds)
 
 
 def _with_steps(plan: Plan, steps: int) -> Plan:
@@ -208,48 +210,38 @@ def _with_steps(plan: Plan, steps: int) -> Plan:
     return dataclasses.replace(plan, config=with_budget(plan.config, steps, evaluations=1))
 
 
-def _hours(plans: Sequence[Plan]) -> float | None:
-    """Return the hours that runs take, one after another; None if that is not known."""
-    days = [plan.days for plan in plans]
-    return None if None in days else 24 * math.fsum(filter(None, days))
-
-
-def _times(hours: float | None, factor: float) -> float | None:
-    return None if hours is None else hours * factor
-
-
 _COLUMNS = ("parameters", "steps", "FLOPs", "GiB", "s/step", "bound by", "hours", "dollars")
 
 
 def in_words(found: Estimate) -> str:
     """Format an estimate as a table of its cells, and what all runs take together."""
-    config, plan = found.config, found.cells[0].plan
     rows: list[Sequence[str] | str] = [("a run of", *_COLUMNS)]
     for cell in found.cells:
-        hours = _hours(cell.stages)
+        plan = cell.plan
         rows.append(
             (
                 cell.name,
-                short(cell.plan.parameters),
+                short(plan.parameters),
                 f"{cell.steps:,}",
                 f"{cell.flops:.3g}",
-                f"{cell.memory / GiB:,.2f}",
-                f"{cell.plan.step_seconds:.3g}" if cell.plan.step_seconds else "–",
-                "–" if cell.plan.assumed.mfu else cell.plan.bound_by or "–",
-                _figure(hours),
-                _figure(found.dollars(hours)),
+                f"{cell.largest.memory_in_all / GiB:,.2f}",
+                f"{plan.step_seconds:.3g}" if plan.step_seconds else "–",
+                # A step that takes longer than the roofline is not bound by it.
+                "–" if plan.assumed.mfu else plan.bound_by or "–",
+                *map(_figure, cell.cost),
             )
         )
-    blank = [""] * (len(_COLUMNS) - 2)
-    for name, hours in {**_totals(found), "in all": found.hours}.items():
-        rows.append((name, *blank, _figure(hours), _figure(found.dollars(hours))))
+    blank = [""] * (len(_COLUMNS) - len(Cost._fields))
+    for name, cost in {**_totals(found), "in all": found.cost}.items():
+        rows.append((name, *blank, *map(_figure, cost)))
     table = columns(rows, "<" + ">" * len(_COLUMNS))
-    heading = f"{config.title}, on {plan.topology}, one run at a time"
+    topology = found.cells[0].plan.topology
+    heading = f"{found.config.title}, on {topology}, one run at a time"
     return "\n".join([heading, "", table, "", *_remarks(found)])
 
 
-def _totals(found: Estimate) -> dict[str, float | None]:
-    """Return the hours of each part, by what it is in words."""
+def _totals(found: Estimate) -> dict[str, Cost]:
+    """Return the cost of each part, by what it is in words."""
     config, count = found.config, len(found.cells)
     seeds = "1 seed" if config.seeds == 1 else f"{config.seeds} seeds"
     share = f"{config.tune_budget:g} of a run"
@@ -258,48 +250,40 @@ def _totals(found: Estimate) -> dict[str, float | None]:
         "tuning": f"tuning: {count} cells × {found.tries} tries, each {share}",
         "adaptation": f"adaptation: {short(config.adapt_tokens)} raw tokens for each run",
     }
-    return {names[part]: hours for part, hours in found.parts().items()}
+    return {names[part]: cost for part, cost in found.parts().items()}
 
 
 def _remarks(found: Estimate) -> list[str]:
     """Return what has to be known to read the table."""
-    remarks = []
-    too_large = [cell.name for cell in found.cells if cell.fits is False]
-    plan = found.cells[0].plan
-    if too_large and plan.room:
-        names = ", ".join(too_large)
-        fix = "raise training.microbatches, or set model.remat=True"
-        remarks.append(f"more than the {plan.room / GiB:.0f} GiB of a device: {names}; {fix}")
-    too_fast = [cell.name for cell in found.cells if cell.is_too_fast]
+    remarks, plan = [], found.cells[0].plan
+    too_large = {cell.name: cell.largest for cell in found.cells if cell.largest.fits is False}
+    if too_large:
+        help = what_would_help(next(iter(too_large.values())))
+        remarks.append(f"do not fit: {', '.join(too_large)}; {help}")
+    too_fast = [
+        cell.name for cell in found.cells if any(plan.exceeds_roofline for plan in cell.stages)
+    ]
     if too_fast:
         at = f"an MFU of {plan.assumed.mfu:.0%}"
         remarks.append(f"{at} is more than the roofline allows for: {', '.join(too_fast)}")
     if any(cell.stages[1:] for cell in found.cells):
         remarks.append("stages that cells share are trained once, but are counted for each cell")
         remarks.append("parameters, s/step, bound by: of the last stage")
-    untimed = [cell for cell in found.cells if not cell.plan.step_seconds]
+
+    # Times and prices, or why they are not known
+    untimed = [cell for cell in found.cells if cell.cost.hours is None]
     if untimed:
-        names = "" if len(untimed) == len(found.cells) else f"{untimed[0].name}: "
-        remarks.append(names + _why_no_time(untimed[0].plan))
+        name = "" if len(untimed) == len(found.cells) else f"{untimed[0].name}: "
+        remarks.append(name + why_no_time(untimed[0].plan))
     elif plan.assumed.mfu:
         remarks.append(f"times: at an MFU of {plan.assumed.mfu:.0%}")
     else:
         remarks.append("times: the least by the roofline; --mfu=0.4 plans with what you have seen")
-    if not untimed and plan.price is not None:
-        source = "as given" if plan.assumed.dollars is not None else f"list price, {PRICES_AS_OF}"
-        remarks.append(f"dollars: {plan.price:.2f} per device and hour, {source}")
+    if found.cost.dollars is not None:
+        remarks.append(f"dollars: {price_of_hour(plan)}")
     more = f", seeds beyond {found.config.seeds}" if found.config.max_seeds else ""
     remarks.append(f"not counted: evaluation, tasks, compilation{more}")
     return remarks
-
-
-def _why_no_time(plan: Plan) -> str:
-    """Return why the time of a step is not known, and what would help."""
-    chip, dtype = plan.topology.chip, plan.config.model.dtype
-    fix = "set --tflops"
-    if dtype != "bfloat16" and peak_flops(chip.kinds[0], "bfloat16"):
-        fix += ", or model.dtype=bfloat16"
-    return f"the speed of {plan.topology.name} in {dtype} is not known, so neither is time; {fix}"
 
 
 def _figure(value: float | None) -> str:

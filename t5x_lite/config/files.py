@@ -285,11 +285,6 @@ def names_run(name: str) -> bool:
     return not is_shipped and (Path(name) / "config.json").is_file()
 
 
-def is_comparison(name: str) -> bool:
-    """Return True if a config file compares several runs."""
-    return "cells" in read_settings(name)
-
-
 def _nearest_config(name: str) -> str:
     files = [path for root in ROOTS for path in root.glob("configs/**/*.py")]
     files = [path for path in files if path.parent.name != "tasks"]
@@ -453,6 +448,18 @@ def load(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise UserError(
             BAD_CONFIG, f"--config={name} compares several runs; use it with the command compare"
         )
+    return _run_of(name, settings, overrides)
+
+
+def load_run_or_comparison(name: str, overrides: Sequence[str]) -> RunConfig | CompareConfig:
+    """Load and check a config file of either kind."""
+    settings = read_settings(name)
+    of_kind = _comparison_of if "cells" in settings else _run_of
+    return of_kind(name, settings, overrides)
+
+
+def _run_of(name: str, settings: Settings, overrides: Sequence[str]) -> RunConfig:
+    """Check the settings of a run, with overrides."""
     places = known_places(settings) if names_run(name) else None
     config = with_absolute_paths(build(RunConfig, override(settings, overrides)))
     _permit(config, places, overrides)
@@ -489,7 +496,19 @@ def load_comparison(
         axes: axes of a grid, as in parse_grid; each cell of the file becomes one per grid point.
         tune: values that each cell chooses from, as in parse_grid.
     """
-    settings = read_settings(name)
+    return _comparison_of(name, read_settings(name), overrides, axes, tune)
+
+
+def _comparison_of(
+    name: str,
+    settings: Settings,
+    overrides: Sequence[str],
+    axes: Sequence[str] = (),
+    tune: Sequence[str] = (),
+) -> CompareConfig:
+    """Check the settings of a comparison, or of a run and a grid. For the arguments see
+    load_comparison.
+    """
     places = known_places(settings) if names_run(name) else None
     if "cells" not in settings:
         settings = {"base": settings, "cells": {"": {}}, "title": Path(name).stem}

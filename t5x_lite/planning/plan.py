@@ -165,6 +165,11 @@ class Plan:
         return at_peak / max(self.seconds.values())
 
     @property
+    def exceeds_roofline(self) -> bool:
+        """True if the assumed MFU is higher than the roofline allows."""
+        return (self.assumed.mfu or 0.0) > (self.max_mfu or 1.0)
+
+    @property
     def step_seconds(self) -> float | None:
         """Seconds per step at the assumed MFU, or else at the roofline's; None if not known."""
         mfu = self.assumed.mfu or self.max_mfu
@@ -294,14 +299,10 @@ def make_plan(
     splits = _splits(program)
 
     # Memory per device: the sharded state, and what the step needs in addition.
-    of_optimizer = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        program.shapes.opt_state,
-        program.shardings.opt_state,
-    )
+    of_optimizer = _optimizer_state(program)
     memory = {
         "parameters": sum(split.bytes for split in splits),
-        "optimizer": sum(map(_bytes, jax.tree.leaves(of_optimizer))),
+        "optimizer": sum(map(_bytes, of_optimizer)),
         **_memory_of_step(step),
     }
 
@@ -317,7 +318,7 @@ def make_plan(
     known = peak_flops(topology.chip.kinds[0], model.dtype)
     peak = known if assumed.tflops is None else assumed.tflops * 1e12
     state = 2 * sum(map(_bytes_in_all, program.parameters.values()))
-    state += sum(map(_bytes_in_all, jax.tree.leaves(of_optimizer)))
+    state += sum(map(_bytes_in_all, of_optimizer))
     # The optimizer reads and writes its whole state and the parameters, and reads the gradient.
     moved = step.moved + 3 * memory["parameters"] + 2 * memory["optimizer"]
     return Plan(
@@ -402,6 +403,16 @@ def _splits(program: Program) -> tuple[Split, ...]:
         axes = tuple(axis or "" for axis in (*spec, *[None] * (leaf.ndim - len(spec))))
         splits.append(Split("/".join(path), leaf.shape, axes, _bytes(leaf)))
     return tuple(splits)
+
+
+def _optimizer_state(program: Program) -> list[jax.ShapeDtypeStruct]:
+    """Return the arrays of the optimizer's state as shapes, each with its sharding."""
+    state = jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        program.shapes.opt_state,
+        program.shardings.opt_state,
+    )
+    return jax.tree.leaves(state)
 
 
 def _bytes(leaf: jax.ShapeDtypeStruct) -> int:

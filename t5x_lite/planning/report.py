@@ -5,15 +5,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 from t5x_lite.hardware import PRICES_AS_OF
+from t5x_lite.model.flops import peak_flops
 from t5x_lite.planning.compiler import Compiled
-from t5x_lite.planning.plan import Plan
+from t5x_lite.planning.plan import GiB, Plan
 from t5x_lite.planning.search import arranged
 from t5x_lite.planning.traffic import by_axis
 from t5x_lite.progress import columns
 from t5x_lite.report import charts
 from t5x_lite.report.page import Page, Section, Table
 
-_GiB = 2**30
 _CLOSE = 0.85  # share of the memory up to which an estimate is trusted: one was 16 % too low
 _SHOWN = 10  # number of plans that a search lists
 
@@ -71,7 +71,7 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
     # The compiler knows whether it fits. Without it, an estimate close to the limit is not trusted.
     fits = plan.fits if compiled is None else compiled.fits
     if plan.room is not None:
-        verdict = "it fits" if fits else "it does not fit: " + _what_would_help(plan)
+        verdict = "it fits" if fits else "it does not fit: " + what_would_help(plan)
         if fits and compiled is None and plan.memory_in_all > _CLOSE * plan.room:
             verdict = "it may fit; ask the compiler"
         lines.append(("  of", _gib(plan.room), verdict))
@@ -82,7 +82,7 @@ def _memory(plan: Plan, compiled: Compiled | None) -> list[Line]:
     return lines
 
 
-def _what_would_help(plan: Plan) -> str:
+def what_would_help(plan: Plan) -> str:
     """Return the settings that save the most memory."""
     config, advice = plan.config, []
     # If even the fully sharded state is too large, only more devices help.
@@ -132,8 +132,7 @@ def _step(plan: Plan, compiled: Compiled | None) -> list[Line]:
             lines.append((f"    the compiler, over {axes}", f"{size / 1e9:.2f}"))
     # The roofline, and the time that the compiler expects.
     if not plan.seconds:
-        reason = f"the speed of {plan.topology.name} in {plan.config.model.dtype}"
-        return [*lines, f"  {reason} is not known: no time, no price"]
+        return [*lines, f"  {why_no_time(plan)}"]
     for name, seconds in plan.seconds.items():
         over = name if name in ("compute", "memory") else f"over {name}"
         lines.append((f"  roofline, {over}, s", f"{seconds:.4f}"))
@@ -163,21 +162,32 @@ def _run(plan: Plan) -> list[Line]:
         return lines
     mfu = plan.assumed.mfu
     name = f"days, at an MFU of {mfu:.0%}" if mfu else "days, by the roofline"
-    too_much = "more than the roofline allows" if mfu and mfu > (plan.max_mfu or 1) else ""
+    too_much = "more than the roofline allows" if plan.exceeds_roofline else ""
     lines.append((f"  {name}", f"{plan.days:,.2f}", too_much))
     if plan.dollars is not None:
-        is_given = plan.assumed.dollars is not None
-        source = "as given" if is_given else f"list price, {PRICES_AS_OF}"
-        price = f"{plan.price:.2f} per device and hour, {source}"
-        lines.append(("  dollars", f"{plan.dollars:,.0f}", price))
+        lines.append(("  dollars", f"{plan.dollars:,.0f}", price_of_hour(plan)))
     if plan.kilowatt_hours is not None:
         lines.append(("  kWh", f"{plan.kilowatt_hours:,.0f}", "devices only"))
     return lines
 
 
+def price_of_hour(plan: Plan) -> str:
+    """Return what one device costs, and who says so."""
+    source = "as given" if plan.assumed.dollars is not None else f"list price, {PRICES_AS_OF}"
+    return f"{plan.price:.2f} per device and hour, {source}"
+
+
+def why_no_time(plan: Plan) -> str:
+    """Return why the time of a step is not known, and what would help."""
+    dtype, fix = plan.config.model.dtype, "set --tflops"
+    if dtype != "bfloat16" and peak_flops(plan.topology.chip.kinds[0], "bfloat16"):
+        fix += ", or model.dtype=bfloat16"
+    return f"the speed of {plan.topology.name} in {dtype} is not known: no time, no price; {fix}"
+
+
 def _gib(size: float) -> str:
     """Format a number of bytes in GiB."""
-    return f"{size / _GiB:,.2f}"
+    return f"{size / GiB:,.2f}"
 
 
 def show_splits(plan: Plan) -> str:
