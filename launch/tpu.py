@@ -390,7 +390,7 @@ def pack(archive: IO[bytes]) -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=3) as file:
+    with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=6) as file:
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).exists():
                 file.add(ROOT / name, name)

@@ -525,9 +525,8 @@ def write(
         "torch_dtype": dtype,  # what transformers 4 calls it
         **_special_ids(model, tokenizer.vocabulary, ends, start),
         **family.write_config(model),
+        **(task_head.settings if task_head else {}),
     }
-    if task_head is not None:
-        config.update(task_head.settings)
     files = pretrained_files(tokenizer, framed_as or model.architecture, uses_sentinels)
     files["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     files |= card_files(card, class_name)

@@ -310,8 +310,9 @@ class Checkpoints:
             for path, array in arrays.items()
             if facts["arrays"].get(path, [])[:2] == _kind_of(array)
         }
-        for (path, _), found in zip(arrays.items(), checksums(list(arrays.values())), strict=True):
-            if found != facts["arrays"][path][2]:
+        found = checksums(list(arrays.values()))
+        for path, checksum in zip(arrays, found, strict=True):
+            if checksum != facts["arrays"][path][2]:
                 where = self._directory / str(step)
                 reason = f"{path} is not what was in memory when it was saved"
                 if self._is_writer:
@@ -583,8 +584,11 @@ def _innermost(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-    return last_line.rsplit(": ", 1)[-1].split(" [os_error_code")[0][:200]
+    # Keep the end of the last line, without what tensorstore appends in brackets.
+    lines = str(error).strip().splitlines()
+    last = lines[-1] if lines else type(error).__name__
+    message = last.rsplit(": ", 1)[-1]
+    return message.split(" [os_error_code")[0][:200]
 
 
 def _differ_in_padding(

@@ -430,7 +430,8 @@ def _more_layers(leaf: jax.Array, shape: Shape, order: str, period: int, writes:
     # What a copy would write to the residual stream is zero at first.
     if order == "identity" and writes:
         is_copy = (layers >= period) & (copied == np.roll(copied, period))
-        grown = jnp.where(is_copy.reshape(-1, *[1] * (leaf.ndim - 1)), 0, grown)
+        of_layers = (-1,) + (1,) * (leaf.ndim - 1)
+        grown = jnp.where(is_copy.reshape(of_layers), 0, grown)
     return grown
 
 

@@ -85,7 +85,8 @@ def remedy(config: RunConfig, batches: Batches, step: int, number: int, rollback
     batch = batches.batch_at(number - config.start.step)
     for key, values in batch.items():
         if values.dtype.kind == "f":
-            bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+            is_finite = np.isfinite(values.reshape(len(values), -1))
+            bad = np.flatnonzero(~is_finite.all(axis=1))
             if len(bad):
                 rows = ", ".join(map(str, bad[:5]))
                 fix = f"correct objective={config.objective}, which makes them"

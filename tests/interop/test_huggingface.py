@@ -18,13 +18,13 @@ import pytest
 from conftest import ROOT
 from flax.traverse_util import flatten_dict, unflatten_dict
 from interop_cases import MODELS, make_dimensions, make_params
+from model.proofs import apply
 
 from t5x_lite import locks
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
 from t5x_lite.errors import BAD_CONFIG, NO_FILE, USAGE, UserError
 from t5x_lite.interop import huggingface, peft
 from t5x_lite.interop.huggingface import TaskHead
-from t5x_lite.model import transformer
 from t5x_lite.progress import messages_to
 from t5x_lite.resolve import resolve_model
 from t5x_lite.training.adapt import merge_low_rank
@@ -439,7 +439,6 @@ def test_a_model_with_one_token_type_reads_all_texts_as_that():
         "encoder_segments": jnp.ones((1, 6), jnp.int32),
         "encoder_positions": jnp.arange(6)[None],
     }
-    apply = jax.jit(transformer.apply, static_argnums=0)
     expected = apply(model, params, row).hidden_states
     found = apply(model, params, row | {"encoder_types": jnp.ones((1, 6), jnp.int32)})
     assert np.isfinite(expected).all()

@@ -6,6 +6,7 @@ import numpy as np
 from flax import linen as nn
 
 from t5x_lite.config import Model, ModelDimensions
+from t5x_lite.model import transformer
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.masks import AttentionMask
@@ -28,6 +29,10 @@ POSITIONS = jnp.array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])
 MASK = AttentionMask(SEGMENTS, SEGMENTS, causal=True, packed=True)
 QUIET = Noise(jnp.arange(2))  # no dropout
 ROW = {"decoder_tokens": SEGMENTS, "decoder_segments": SEGMENTS, "decoder_positions": POSITIONS}
+
+
+# Compiled once for each model and each shape. It does not notice parts that a test exchanges.
+apply = jax.jit(transformer.apply, static_argnums=0)
 
 
 def small(**settings) -> ModelDimensions:

@@ -12,6 +12,7 @@ from model.proofs import (
     POSITIONS,
     QUIET,
     SEGMENTS,
+    apply,
     check_gradients,
     draw,
     random_params,
@@ -19,7 +20,7 @@ from model.proofs import (
 )
 
 from t5x_lite.data.rows.layouts import RowShape
-from t5x_lite.model import flops, transformer
+from t5x_lite.model import flops
 from t5x_lite.model.blocks import StackContext
 from t5x_lite.model.dropout import Noise
 from t5x_lite.model.heads import (
@@ -35,7 +36,6 @@ from t5x_lite.model.parts.lstm import FORGET_BIAS, LSTM
 from t5x_lite.model.parts.table import make_mixer
 from t5x_lite.model.transformer import Transformer, parameter_shapes
 
-apply = jax.jit(transformer.apply, static_argnums=0)
 BOTH_WAYS = AttentionMask(SEGMENTS, SEGMENTS, packed=True)
 KINDS = {
     "as many cells as features": {"norm": "none"},

@@ -6,18 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from model.proofs import random_params
+from model.proofs import apply, random_params
 
 from t5x_lite.errors import UserError
-from t5x_lite.model import transformer
 from t5x_lite.model.transformer import initialise
 from t5x_lite.resolve import text_data
 from t5x_lite.training import loop
 from t5x_lite.training.adapt import merge_low_rank, parse_adaptation
 
 CELLS = [("masked_lm", "encoder"), ("causal_lm", "decoder"), ("span_corruption", "encoder_decoder")]
-
-apply = jax.jit(transformer.apply, static_argnums=0)
 
 
 def first_row(make, objective, architecture):

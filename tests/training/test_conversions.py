@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
-from model.proofs import ROW, random_params, small
+from model.proofs import ROW, apply, random_params, small
 
 from t5x_lite.config import Architecture
 from t5x_lite.errors import UserError
 from t5x_lite.model import masks
 from t5x_lite.model.heads import HEADS, head_params, logits
-from t5x_lite.model.transformer import apply
 from t5x_lite.training.conversions import CONVERSIONS, Converter, between, convert
 
 ENCODER_ROW = {key.replace("decoder", "encoder"): value for key, value in ROW.items()}
@@ -103,11 +102,8 @@ def test_every_parameter_has_a_source_of_its_shape(variant, settings):
     assert len({id(leaf) for leaf in made.values()}) == len(made)
 
 
-run_model = jax.jit(apply, static_argnums=0)
-
-
 def hidden(model, params, row):
-    return np.asarray(run_model(model, params, row).hidden_states)
+    return np.asarray(apply(model, params, row).hidden_states)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -174,7 +170,7 @@ def test_where_masks_agree_the_model_is_the_same(variant, settings, monkeypatch)
 
 def logits_of(model, params, row):
     """The logits of every position of the stack that is scored."""
-    output = run_model(model, params, row)
+    output = apply(model, params, row)
     return np.asarray(logits(model, head_params(params), HEADS["lm"].read(output, row)))
 
 
