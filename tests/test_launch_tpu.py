@@ -17,20 +17,22 @@ GCLOUD = """#!{python} -IS
 import json, pathlib, sys, time
 here = pathlib.Path({directory!r})
 words = sys.argv[1:]
+scene = json.loads((here / "scene.json").read_text())
+fits = lambda line: all(any(part in word for word in words) for part in line["on"])
+line = next(filter(fits, scene), {{}})
+if line and not line.get("always"):
+    scene.remove(line)
+    rest = here / "rest.json"  # it may be killed at any moment
+    rest.write_text(json.dumps(scene))
+    rest.replace(here / "scene.json")
+# Written last: a test that has read it may kill this, and its line must be gone.
 with open(here / "asked.jsonl", "a") as file:
     file.write(json.dumps(words) + "\\n")
-scene = json.loads((here / "scene.json").read_text())
-for number, line in enumerate(scene):
-    if all(any(part in word for word in words) for part in line["on"]):
-        if not line.get("always"):
-            del scene[number]
-            rest = here / "rest.json"  # it may be killed at any moment
-            rest.write_text(json.dumps(scene))
-            rest.replace(here / "scene.json")
-        time.sleep(line.get("seconds", 0))
-        print(line.get("out", ""))
-        print(line.get("err", ""), file=sys.stderr)
-        sys.exit(line.get("code", 0))
+if line:
+    time.sleep(line.get("seconds", 0))
+    print(line.get("out", ""))
+    print(line.get("err", ""), file=sys.stderr)
+    sys.exit(line.get("code", 0))
 """
 MISSING = {"on": ["describe"], "err": "ERROR: (gcloud) NOT_FOUND: Resource not found.", "code": 1}
 READY = {"on": ["describe"], "out": '{"state": "READY"}'}
