@@ -29,6 +29,7 @@ from t5x_lite.comparison.span_bits import (
     shortened,
     validation_documents,
 )
+from t5x_lite.comparison.writing import GivenTexts
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
 from t5x_lite.config.roles import BUDGET, settings_with
@@ -597,6 +598,7 @@ def questions_of(config: CompareConfig, cells: Sequence[Cell]) -> Questions:
         settings=config.finetune,
         grid=config.tune_finetune,
         from_scratch=config.from_scratch,
+        given=GivenTexts(config.blanks, config.spans, config.prompts),
         curves=config.score_curves,
         fingerprints={task.name: fingerprints(task) for task in map(load_task, config.tasks)},
     )

@@ -8,6 +8,7 @@ kept in the run's directory, because computing them takes a while:
     other_objectives.json         validation loss under the objectives of the other cells
     tasks/NAME.json               score on a task, after fine-tuning in tasks/NAME
     tasks/NAME-from-scratch.json  score on a task, after training from fresh parameters
+    written/STEP.json             what the model makes of a few texts, see writing.py
     score_curves/STEP.json        scores of an earlier checkpoint that was kept
 """
 
@@ -17,7 +18,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
@@ -34,6 +35,7 @@ from t5x_lite.comparison.span_bits import (
     scored_contexts,
     span_bits,
 )
+from t5x_lite.comparison.writing import GivenTexts, Written, write_texts
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config.files import build
 from t5x_lite.data.objectives.mixture import members_of
@@ -55,6 +57,7 @@ from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.report import task_report
 from t5x_lite.resolve import resolve
 from t5x_lite.training import loaded_model, loop, run_directory
+from t5x_lite.training.loaded_model import LoadedModel
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.whole_text import validation_text, whole_text_bits
 
@@ -73,7 +76,8 @@ class Questions:
         settings: settings for fine-tuning, such as "data.epochs=2".
         grid: settings with several values, from which fine-tuning chooses.
         from_scratch: True to also learn the tasks from fresh parameters.
-        curves: True to score earlier checkpoints, too.
+        given: texts that every model fills in or continues.
+        curves: True to ask earlier checkpoints, too.
         fingerprints: task → split → hash of its examples.
     """
 
@@ -84,6 +88,7 @@ class Questions:
     settings: tuple[str, ...] = ()
     grid: tuple[str, ...] = ()
     from_scratch: bool = False
+    given: GivenTexts = GivenTexts()
     curves: bool = False
     fingerprints: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -132,6 +137,7 @@ class Answers:
         tasks: task → its first metric, on examples that were not used for any choice.
         from_scratch: the same, for models trained from fresh parameters.
         curves: scores of the checkpoints that were kept during training.
+        written: what the model makes of the given texts, in the order of steps.
     """
 
     span_bits: dict[str, dict[str, list[float]]]
@@ -141,6 +147,7 @@ class Answers:
     tasks: dict[str, TaskAnswer]
     from_scratch: dict[str, TaskAnswer]
     curves: ScoreCurves
+    written: list[Written]
 
 
 def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) -> Answers:
@@ -178,40 +185,48 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
             },
             partial(_on_task, task, workdir, directory, questions, from_scratch),
         )
+    adapted_bits = _adapted_bits(workdir, questions, {"step": step}, digest)
+
+    # Ask the trained model. It is loaded at the first question whose answer is not in a file.
+    load = cache(partial(loaded_model.load, workdir))
+    bits = kept_answer(
+        workdir / "span_bits.json",
+        {"step": step, "spans": digest, "kinds": SpanBits._fields},
+        lambda: _span_bits(load(), questions.spans) if questions.spans else {},
+    )
+    whole_text = kept_answer(
+        workdir / "whole_text.json",
+        {"step": step, "objectives": members},
+        lambda: _whole_text(workdir, members, load),
+    )
+    losses = kept_answer(
+        workdir / "other_objectives.json",
+        {"step": step, "objectives": others},
+        lambda: _losses(workdir, others, load),
+    )
+    curves: ScoreCurves = {}
+    if questions.curves:
+        curves, written = _ask_kept_steps([*stages, workdir], questions)
+    else:
+        written = kept_answer(
+            workdir / "written" / f"{step}.json",
+            {"given": questions.given},
+            lambda: write_texts(load(), questions.given),
+        )
     return Answers(
-        span_bits=kept_answer(
-            workdir / "span_bits.json",
-            {"step": step, "spans": digest, "kinds": SpanBits._fields},
-            lambda: _span_bits(workdir, questions.spans),
-        ),
-        adapted_bits=_adapted_bits(workdir, questions, {"step": step}, digest),
-        whole_text=kept_answer(
-            workdir / "whole_text.json",
-            {"step": step, "objectives": members},
-            lambda: _whole_text(workdir, members),
-        ),
-        losses=kept_answer(
-            workdir / "other_objectives.json",
-            {"step": step, "objectives": others},
-            lambda: _losses(workdir, others),
-        ),
-        tasks=reached[False],
-        from_scratch=reached[True],
-        curves=_score_curves([*stages, workdir], questions),
+        bits, adapted_bits, whole_text, losses, reached[False], reached[True], curves, written
     )
 
 
-def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCurves:
-    """Return the scores of a run's kept checkpoints on spans and on tasks without fine-tuning.
-
-    Scores that the run's directories lack are computed.
+def _ask_kept_steps(
+    directories: Sequence[Path], questions: Questions
+) -> tuple[ScoreCurves, list[Written]]:
+    """Return the scores of a run's kept checkpoints on spans and on tasks without fine-tuning, and
+    what they write.
 
     Args:
         directories: directories of the run's stages.
     """
-    curves: ScoreCurves = {}
-    if not questions.curves:
-        return curves
     unlearned = [task for task in map(load_task, questions.tasks) if not is_learned(task)]
     key = {
         "spans": _digest(questions.spans),
@@ -222,6 +237,8 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
         validation_text(read_json(workdir / "corpus.json", "bring it back"))
         for workdir in directories
     ]
+    curves: ScoreCurves = {}
+    written: list[Written] = []
     for workdir, text in zip(directories, texts, strict=True):
         resolved, _ = run_directory.read(workdir)
         every = resolved.config.training.keep_every
@@ -230,28 +247,52 @@ def _score_curves(directories: Sequence[Path], questions: Questions) -> ScoreCur
         for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
             if every and step % every and step != resolved.steps:
                 continue
+            load = cache(partial(_load_step, workdir, step))
             asks_text = text == texts[-1]
-            compute = partial(_scores_at, workdir, step, questions.spans, unlearned, asks_text)
-            scores = kept_answer(workdir / "score_curves" / f"{step}.json", key, compute)
+            scores = kept_answer(
+                workdir / "score_curves" / f"{step}.json",
+                key,
+                partial(_scores_at, workdir, load, questions.spans, unlearned, asks_text),
+            )
             for name, value in scores.items():
                 curves.setdefault(name, []).append([step, value])
-    return curves
+            written += kept_answer(
+                workdir / "written" / f"{step}.json",
+                {"given": questions.given},
+                partial(_written_at, load, questions.given),
+            )
+    return curves, written
+
+
+# Loads a model when it is first called
+LoadModel = Callable[[], LoadedModel]
+
+
+def _load_step(workdir: Path, step: int) -> LoadedModel:
+    """Load one checkpoint of a run."""
+    address = f"{workdir}@{step}"
+    say(f"{address}: asking for scores")
+    return loaded_model.load(address)
 
 
 def _scores_at(
-    workdir: Path, step: int, spans: Sequence[Span], tasks: Sequence[Task], asks_text: bool
+    workdir: Path,
+    load: LoadModel,
+    spans: Sequence[Span],
+    tasks: Sequence[Task],
+    asks_text: bool,
 ) -> dict[str, float]:
     """Return the scores of one checkpoint: score → its mean.
 
     Args:
+        workdir: directory of its run.
+        load: loads the checkpoint.
         asks_text: True to score it also on the whole validation text, under the objectives of
             whole_text_objectives.
     """
-    address = f"{workdir}@{step}"
-    say(f"{address}: asking for scores")
-    loaded = loaded_model.load(address)
+    loaded = load()
     objectives = whole_text_objectives(loaded.rows) if asks_text else []
-    scores = _whole_text(workdir, objectives, address)
+    scores = _whole_text(workdir, objectives, load)
     for context in scored_contexts(loaded) if spans else ():
         bits = span_bits(loaded, spans, context).without_end.sum()
         scores[span_score(context)] = float(bits / num_bytes(spans).sum())
@@ -259,11 +300,21 @@ def _scores_at(
         try:
             answer = _asked(loaded, task)
         except UserError as error:  # an earlier stage may have trained another kind of model
-            say(f"{address}: left out of {task.name}: {error}")
+            say(f"step {loaded.step} is left out of {task.name}: {error}")
             continue
         name = name_of_task_score(task.name, answer["metric"])
         scores[name] = fmean(answer["units"]["amounts"])
     return scores
+
+
+def _written_at(load: LoadModel, given: GivenTexts) -> list[Written]:
+    """Return what one checkpoint makes of the texts: nothing if its rows are too short for them."""
+    loaded = load()
+    try:
+        return write_texts(loaded, given)
+    except UserError as error:  # an earlier stage may have trained another kind of model
+        say(f"step {loaded.step} writes nothing: {error}")
+        return []
 
 
 def _digest(spans: Sequence[Span]) -> str:
@@ -305,11 +356,8 @@ def _with_new_settings(key: Any) -> Any:
     return filled
 
 
-def _span_bits(workdir: Path, spans: Sequence[Span]) -> dict[str, dict[str, list[float]]]:
+def _span_bits(loaded: LoadedModel, spans: Sequence[Span]) -> dict[str, dict[str, list[float]]]:
     """Return −log₂ p of each span, for each context that the model can read."""
-    if not spans:
-        return {}
-    loaded = loaded_model.load(workdir)
     return {
         context: {
             kind: bits.round(6).tolist()
@@ -346,22 +394,22 @@ def _adapted_bits(
     )
 
 
-def _whole_text(workdir: Path, objectives: Sequence[str], address: str = "") -> dict[str, float]:
+def _whole_text(workdir: Path, objectives: Sequence[str], load: LoadModel) -> dict[str, float]:
     """Return the bits per byte of the whole validation text: score → bits per byte.
 
     Args:
         objectives: objectives that predict all of the text.
-        address: the checkpoint to evaluate; empty: the newest of the run.
+        load: loads a model of the run.
     """
     found: dict[str, float] = {}
-    for _, rows, corpus, metrics in _under(workdir, objectives, address):
+    for _, rows, corpus, metrics in _under(workdir, objectives, load):
         found |= whole_text_bits(metrics, rows, corpus.manifest)
     return found
 
 
-def _losses(workdir: Path, objectives: Sequence[str]) -> dict[str, float]:
+def _losses(workdir: Path, objectives: Sequence[str], load: LoadModel) -> dict[str, float]:
     """Return the validation loss under each of the other objectives that the model can express."""
-    evaluated = _under(workdir, objectives)
+    evaluated = _under(workdir, objectives, load)
     return {objective: metrics["loss"] for objective, _, _, metrics in evaluated}
 
 
@@ -385,7 +433,7 @@ def whole_text_objectives(rows: RowPlan | TaskPlan) -> list[str]:
 
 
 def _under(
-    workdir: Path, objectives: Sequence[str], address: str = ""
+    workdir: Path, objectives: Sequence[str], load: LoadModel
 ) -> Iterator[tuple[str, RowPlan, Corpus, dict[str, float]]]:
     """Yield each objective that the model can express, with its rows, the text, and the validation
     metrics.
@@ -399,7 +447,7 @@ def _under(
     with messages_to(silent):
         data = run_directory.open_data(workdir, resolved, tokenizer)
     assert isinstance(data, TextData)
-    loaded = loaded_model.load(address or workdir)
+    loaded = load()
     for objective in objectives:
         config = dataclasses.replace(resolved.config, objective=objective)
         try:

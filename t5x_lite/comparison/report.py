@@ -83,7 +83,7 @@ def report(results: Results) -> Page:
         Section("Learning curves", _learning_curves(results)),
         Section("What each run cost", [parity_sheet(results), *_parity_notes(results)]),
         Section("Settings that differ", _recipes(results)),
-        Section("What each model writes", _samples(results)),
+        Section("What each model writes", _written(results)),
         Section("Hardware and software", _environment(results)),
     ]
     kept = [section for section in sections if section.parts]
@@ -828,28 +828,49 @@ def _recipes(results: Results) -> list[Part]:
     return [Table(["setting", *cells], rows, "All other settings are the same")]
 
 
-# Samples and environment.
+# What was written, and environment.
 
 
-def _samples(results: Results) -> list[Part]:
-    """Return quotes of what each model fills in or writes."""
+def _written(results: Results) -> list[Part]:
+    """Return what the first run of each cell makes of each text: a quote, or a table if it was
+    asked at several steps.
+    """
     parts: list[Part] = []
-    for cell, examples in results["examples"].items():
-        for example in examples:
-            title = f"{cell}: {example['text']}"
-            if "words" in example:
-                lines = [
-                    ", ".join(f"{word} {probability:.1%}" for word, probability in words)
-                    for words in example["words"]
-                ]
-                answer = "\n".join(lines)
-            elif "spans" in example:
-                answer = " | ".join(span.strip() or "(nothing)" for span in example["spans"])
+    for cell, written in results["examples"].items():
+        of_texts: dict[str, list[dict[str, Any]]] = {}
+        for one in written:
+            of_texts.setdefault(one["text"], []).append(one)
+        for text, of_steps in of_texts.items():
+            title = f"{cell}: {text}"
+            if "continuation" in of_steps[0]:
+                options = f"temperature {of_steps[0]['temperature']}, top_p {of_steps[0]['top_p']}"
+                title += f" ({options})"
+            if len(of_steps) == 1:
+                parts.append(Quote(title, _in_words(of_steps[0])))
             else:
-                answer = example["continuation"]
-                title += f" (temperature {example['temperature']}, top_p {example['top_p']})"
-            parts.append(Quote(title, answer))
+                # A table has no line breaks.
+                answers = [_in_words(one).replace("\n", " / ") for one in of_steps]
+                steps = [f"{one['step']:,}" for one in of_steps]
+                parts.append(Table(["step", title], list(zip(steps, answers, strict=True))))
     return parts
+
+
+def _in_words(written: Mapping[str, Any]) -> str:
+    """Return what a model has written, with one line for each blank that it fills with words.
+
+    >>> _in_words({"step": 9, "text": "a ___ b", "words": [[("cat", 0.5), ("dog", 0.25)]]})
+    'cat 50.0%, dog 25.0%'
+    >>> _in_words({"step": 9, "text": "a ___ b ___", "spans": [" cat", ""]})
+    'cat | (nothing)'
+    """
+    if "continuation" in written:
+        return written["continuation"]
+    if "spans" in written:
+        return " | ".join(span.strip() or "(nothing)" for span in written["spans"])
+    lines = []
+    for words in written["words"]:
+        lines.append(", ".join(f"{word} {probability:.1%}" for word, probability in words))
+    return "\n".join(lines)
 
 
 def _environment(results: Results) -> list[Part]:

@@ -53,17 +53,10 @@ from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import UnitScores, unit_scores
 from t5x_lite.errors import NO_FILE, UserError
 from t5x_lite.hardware import chip_of
-from t5x_lite.inference.fill import fill
-from t5x_lite.inference.generate import continue_texts
 from t5x_lite.report.environment import environment
-from t5x_lite.training import loaded_model
 from t5x_lite.training.log import read_metrics
 from t5x_lite.training.stages import Stage
 from t5x_lite.training.whole_text import BOUND, EXACT, validation_text, whole_text_bits
-
-# How the prompts in a report are continued: by sampling, because the likeliest text of a small
-# model repeats itself
-SAMPLED = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
 
 def results_of(
@@ -128,7 +121,7 @@ def results_of(
         "tasks": {name: _examples_of(name, answers) for name in tasks},
         "corpus": _sizes_of(corpus),
         "lossless": corpus.manifest["lossless"],
-        "examples": examples(config, runs),
+        "examples": {name: of[0].written for name, of in of_runs.items() if of},
         "date": datetime.now(UTC).date().isoformat(),
         "environment": environment(),
         "scaling": laws_of(of_cells, recipes, flatten(config.tune)),
@@ -514,25 +507,3 @@ def counting(
             if config.adapt_tokens:
                 counted[name][ADAPTED] = per_byte
     return counted
-
-
-def examples(
-    config: CompareConfig,
-    runs: Sequence[SeededRun],
-) -> dict[str, list[dict]]:
-    """Return how the first run of each cell fills or continues the texts of the config."""
-    answers = {}
-    for run in runs:
-        if run.cell.name in answers:
-            continue
-        loaded = loaded_model.load(run.directory)
-        if loaded.rows.masked:
-            of_cell = [{"text": text, "words": fill(loaded, text)} for text in config.blanks]
-        elif loaded.rows.uses_sentinels:
-            of_cell = [{"text": text, "spans": fill(loaded, text)} for text in config.spans]
-        else:
-            continued = continue_texts(loaded, list(config.prompts), **SAMPLED)
-            pairs = zip(config.prompts, continued, strict=True)
-            of_cell = [{"text": text, "continuation": more, **SAMPLED} for text, more in pairs]
-        answers[run.cell.name] = of_cell
-    return answers

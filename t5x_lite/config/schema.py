@@ -878,8 +878,8 @@ class CompareConfig(Checked):
     # Rows of all cells read equally many raw tokens: as many as fit the rows of every cell
     equal_windows: bool = True
     evaluations: Positive = 4  # number of evaluations of each run, at equal distances
-    # Keep a checkpoint at each evaluation, and score it on the spans and on the tasks without
-    # training, so that the report shows how these scores have grown
+    # Keep a checkpoint at each evaluation, and ask it for the spans, the tasks without training and
+    # the example texts, so that the report shows how scores and writing have changed
     score_curves: bool = False
 
     # Settings with the values that each cell tries before its seeds are trained, in all

@@ -16,9 +16,11 @@ from t5x_lite.comparison import tune
 from t5x_lite.comparison.budget import steps_of_stages, with_budget
 from t5x_lite.comparison.report import report as page_of
 from t5x_lite.comparison.run import compare
+from t5x_lite.comparison.writing import GivenTexts, write_texts
 from t5x_lite.config.files import build_comparison
 from t5x_lite.errors import UserError
-from t5x_lite.report.page import Chart
+from t5x_lite.report.page import Chart, Table
+from t5x_lite.training import loaded_model
 from t5x_lite.training.log import read_metrics
 
 TRUNK = {"until": "50%", "objective": "causal_lm"}
@@ -72,7 +74,12 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
         for verb in ("sees", "hears", "likes")
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    more = {"score_curves": True, "tasks": (f"blimp({tmp_path}/pairs.jsonl)",)}
+    more = {
+        "score_curves": True,
+        "tasks": (f"blimp({tmp_path}/pairs.jsonl)",),
+        "blanks": ("the ___ sees it.",),
+        "prompts": ("the cat",),
+    }
     config, workdir = build_comparison(comparison(text_file, **more)), tmp_path / "tree"
     lines: list[str] = []
     with t5x_lite.messages_to(lines.append):
@@ -109,14 +116,31 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
             assert curves[score][-1][1] == pytest.approx(of_cell["scores"][score]["mean"])
     of_causal = report["cells"]["causal"]["runs"]["causal"]["score_curves"]
     assert [step for step, _ in of_causal["bits_per_byte"]] == [6, 12]
-    (curves,) = (one for one in page_of(report).sections if one.heading == "Learning curves")
-    drawn = [part.description for part in curves.parts if isinstance(part, Chart)]
+    sections = {section.heading: section.parts for section in page_of(report).sections}
+    drawn = [part.description for part in sections["Learning curves"] if isinstance(part, Chart)]
     first = (
         "blimp: grouped accuracy",
         "span bits per byte, text before",
         "span bits per byte, text on both",
     )
     assert all(text.startswith(start) for text, start in zip(drawn, first, strict=False))
+
+    # Texts were given, too: to what was a decoder at first and became an encoder, each kind once.
+    for name, expected in steps.items():
+        assert [one["step"] for one in report["examples"][name]] == expected
+    was_decoder, is_encoder = report["examples"]["masked"]
+    assert "continuation" in was_decoder
+    assert len(is_encoder["words"][0]) == 5
+    shown = sections["What each model writes"]
+    tables = {part.heading[1]: part.rows for part in shown if isinstance(part, Table)}
+    assert [row[0] for row in tables["prefix: the cat (temperature 0.8, top_p 0.9)"]] == [
+        *"69",
+        "12",
+    ]
+    loaded = loaded_model.load(f"{workdir}/causal@12")
+    assert (
+        write_texts(loaded, GivenTexts(prompts=("the cat",))) == report["examples"]["causal"][-1:]
+    )
 
     *_, cell = planning.plan_cells(config, workdir)
     t5x_lite.train(cell.config, tmp_path / "alone")
