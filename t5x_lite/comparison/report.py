@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from t5x_lite import storage
 from t5x_lite.comparison import scaling_report
@@ -38,11 +38,27 @@ _ONE_SEED = "one seed: how much luck matters is not known"
 _MOST_LISTED = 4  # maximum number of cells that a sentence names
 _EQUAL = 0.01  # relative difference below which two amounts count as equal
 
-# Training curves besides the loss: metric → title of the axis
+
+class TrainingCurve(NamedTuple):
+    """How a metric is drawn over training.
+
+    Attributes:
+        title: title of the axis.
+        unit: the size of the axis's unit in that of the metric.
+        log: True for a logarithmic axis.
+    """
+
+    title: str
+    unit: float = 1.0
+    log: bool = False
+
+
+# Metrics that are drawn besides the loss. CPUs do not report device_memory
 TRAINING_CURVES = {
-    "learning_rate": "learning rate",
-    "gradient_norm": "gradient norm",
-    "tokens_per_second": "model tokens per second",
+    "learning_rate": TrainingCurve("learning rate"),
+    "gradient_norm": TrainingCurve("gradient norm", log=True),
+    "tokens_per_second": TrainingCurve("model tokens per second"),
+    "device_memory": TrainingCurve("peak memory of a device, GiB", unit=2.0**30),
 }
 UNITS = {
     "steps": "steps",
@@ -721,9 +737,12 @@ def _learning_curves(results: Results) -> list[Part]:
             y="loss, nats",
             caption=f"{objective}: thin lines for training, thick lines for validation",
         )
-    for key, title in TRAINING_CURVES.items():
-        curves = {name: run["curve"].get(key, []) for name, run in all_runs.items()}
-        parts += draw(curves, {}, y=title, log=key == "gradient_norm")
+    for key, (title, unit, log) in TRAINING_CURVES.items():
+        curves = {
+            name: [(step, value / unit) for step, value in run["curve"].get(key, [])]
+            for name, run in all_runs.items()
+        }
+        parts += draw(curves, {}, y=title, log=log)
     return parts
 
 

@@ -8,6 +8,7 @@ from t5x_lite.report.page import Bold, Page, Table
 
 _HEADER = r"""% The tables of "{title}". In the preamble: \usepackage{{booktabs}}
 """
+_LONGEST_LINE = 80  # characters of a cell
 _ESCAPED = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -51,7 +52,7 @@ def tex(page: Page) -> str:
 
 def _table(heading: str, table: Table, number: int) -> str:
     """Return a table as a float with its caption and label."""
-    columns = "".join("l" if of_words else "r" for of_words in table.is_of_words)
+    columns = "".join(_columns(table))
     rows = [" & ".join(map(escape, table.heading)), *map(_row, table.rows)]
     first, *others = (f"    {row} \\\\" for row in rows)
     caption = f"{heading}. {table.caption}" if table.caption else heading
@@ -71,6 +72,18 @@ def _table(heading: str, table: Table, number: int) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _columns(table: Table) -> list[str]:
+    """Return LaTeX's specification of each column: long texts get lines that break."""
+    cells = [[len(str(cell)) for cell in column] for column in zip(*table.rows, strict=True)]
+    columns = []
+    for of_words, lengths in zip(table.is_of_words, cells, strict=True):
+        if of_words and max(lengths) > _LONGEST_LINE:
+            columns.append(r"p{0.7\linewidth}")
+        else:
+            columns.append("l" if of_words else "r")
+    return columns
 
 
 def _row(cells: Sequence[str | Bold]) -> str:

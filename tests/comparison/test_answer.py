@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from t5x_lite.comparison import report
+from t5x_lite.report.page import Chart
 
 TASK, ADAPTED, LEFT = "rte: accuracy", "adapted_bits", "span_bits_left"
 
@@ -79,3 +80,16 @@ def test_models_that_counting_beats_are_named_or_counted():
 def test_one_seed_says_so_first():
     assert answer(TASK, seeds=1).startswith("One seed: how much luck matters is not known. On rte:")
     assert "A bag of words gets 55.0%." in answer(TASK, seeds=1, **{"bag of words": {TASK: 0.55}})
+
+
+@pytest.mark.parametrize("metric", report.TRAINING_CURVES)
+def test_a_metric_that_was_recorded_is_drawn_in_its_unit(metric):
+    title, unit, _ = report.TRAINING_CURVES[metric]
+    curve = {"loss": [], metric: [[step, 2 * unit] for step in (1, 2, 3)]}
+    run = {"curve": curve, "validation_curve": {"loss": []}}
+    spent = dict.fromkeys(report.UNITS, 3.0)
+    of_cell = {"runs": {"gpt": run}, "objective": "causal_lm", **spent}
+    (chart,) = report._learning_curves({"match": "steps", "cells": {"gpt": of_cell}})
+    assert isinstance(chart, Chart)
+    assert chart.description.startswith(title)
+    assert [point["y"] for point in chart.spec["data"]["values"]] == [2, 2, 2]
