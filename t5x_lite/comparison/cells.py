@@ -490,12 +490,12 @@ def order_of_text(cell: Cell) -> dict[str, Any]:
     for stream, share in zip(batches.streams, batches.shares.tolist(), strict=True):
         if isinstance(stream, TextStream):
             blocks.add(stream.block or 0)
-            shares[stream.source] = round(shares.get(stream.source, 0.0) + share, 4)
+            shares[stream.source] = shares.get(stream.source, 0.0) + share
     return {
         "tokenizer": cell.corpus.manifest["tokenizer"],
         "training text": cell.corpus.manifest["train"]["sha256"],
         "validation text": cell.corpus.manifest["validation"]["sha256"],
-        "shares of the sources": shares,
+        "shares of the sources": {source: round(share, 4) for source, share in shares.items()},
         "data.block": sorted(blocks),
     }
 

@@ -359,8 +359,21 @@ def test_a_step_that_was_timed_is_not_compiled_again(written, monkeypatch):
     monkeypatch.setattr(computation, "make_train_step", counted)
     cells = {"gpt": {"data": {"lengths": LENGTHS["gpt"]}}}
     more = {"span_count": 0, "ngram": False, "other_objectives": False, "evaluations": 1}
-    run(*written(cells=cells, match="seconds", budget=0.01, blanks=[], spans=[], **more))
+    run(*written(cells=cells, match="seconds", budget=0, blanks=[], spans=[], **more))
     assert len(made) == 1
+
+
+def test_shares_of_a_mixture_add_up(text_file, tmp_path):
+    """Those of UL2 are seven times a seventh."""
+    cells = {
+        name: {"objective": name, "model": {"architecture": "encoder_decoder"}}
+        for name in ("ul2", "prefix_lm")
+    }
+    more = {"match": "steps", "budget": 4, "equal_windows": False, "blanks": (), "spans": ()}
+    values = comparison(text_file, cells=cells, **more)
+    values["base"]["data"]["lengths"] = {"inputs": 128, "targets": 128}
+    ul2, prefix_lm = study_cells.plan_cells(build_comparison(values), tmp_path)
+    assert study_cells.order_of_text(ul2) == study_cells.order_of_text(prefix_lm)
 
 
 @pytest.mark.parametrize("match", ["steps", "raw_tokens", "model_tokens", "flops", "seconds"])
