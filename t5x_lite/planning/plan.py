@@ -21,8 +21,9 @@ import numpy as np
 from t5x_lite import storage
 from t5x_lite.config import RunConfig
 from t5x_lite.config.grammar import parse_sources
-from t5x_lite.data.objectives.pairs import Pairs
 from t5x_lite.data.rng import RowRng
+from t5x_lite.data.rows.batches import count
+from t5x_lite.data.rows.layouts import lay_out
 from t5x_lite.data.rows.row_plan import Member, RowPlan
 from t5x_lite.data.store.corpus import MANIFEST
 from t5x_lite.data.tokenizers.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ from t5x_lite.training.program import Program
 
 GiB = 2**30
 _SAMPLED_ROWS = 16
+_SENTENCE = b"a a b a ab a a a b a a b a ab a. "
 _PF_DAY = 1e15 * 24 * 3600
 
 
@@ -365,34 +367,23 @@ def expected_tokens(rows: RowPlan) -> Tokens:
     for member in rows.members:
         progress = np.linspace(0, 1, _SAMPLED_ROWS)
         rng = RowRng(0, np.arange(_SAMPLED_ROWS), progress=progress)
-        parts = member.objective(_any_text(member), rng, vocabulary)
-        raw = np.array([_raw_tokens(member), 0, 0, 0])
-        total += member.rate * (raw + sum(map(_tokens_of, parts)))
+        mean = np.array([member.window, 0, 0, 0], float)
+        for pairs in member.objective(_any_text(member), rng, vocabulary):
+            counted = count(lay_out(pairs, rows.shape, vocabulary))
+            of_rows = [0, counted.tokens, counted.loss_tokens, counted.scored]
+            mean += np.array(of_rows) / _SAMPLED_ROWS
+        total += member.rate * mean
     return Tokens(*total.tolist())
 
 
-def _raw_tokens(member: Member) -> int:
-    """Return the raw tokens that one row of an objective reads."""
-    return member.window * member.objective.traits.windows_per_row
-
-
 def _any_text(member: Member) -> np.ndarray:
-    """Return placeholder tokens, all equal: [rows, tokens], or [rows, windows, tokens] for an
-    objective that reads several windows per row.
+    """Return placeholder text as tokens of one letter each: [rows, tokens], or [rows, windows,
+    tokens] for an objective that reads several windows per row. Words and sentences are about as
+    long as those of English in tokens of a usual vocabulary.
     """
     windows = member.objective.traits.windows_per_row
     shape = (_SAMPLED_ROWS, windows, member.window)[:: 2 if windows == 1 else 1]
-    return np.full(shape, ord("a"), np.int32)
-
-
-def _tokens_of(pairs: Pairs) -> np.ndarray:
-    """Return 0, then the model tokens, loss tokens and scored positions of the mean row: [4]."""
-    is_aligned = pairs.scored is not None
-    model = pairs.inputs.lengths.sum() + (0 if is_aligned else pairs.targets.lengths.sum())
-    of_inputs = (pairs.inputs.lengths * pairs.score_inputs).sum()
-    loss = pairs.weights.values.sum() + of_inputs
-    scored = np.count_nonzero(pairs.weights.values) + of_inputs
-    return np.array([0, model, loss, scored]) / _SAMPLED_ROWS
+    return np.resize(np.frombuffer(_SENTENCE, np.uint8), shape).astype(np.int32)
 
 
 def _splits(program: Program) -> tuple[Split, ...]:
@@ -400,7 +391,8 @@ def _splits(program: Program) -> tuple[Split, ...]:
     splits = []
     for path, leaf in program.parameters.items():
         spec = leaf.sharding.spec
-        axes = tuple(axis or "" for axis in (*spec, *[None] * (leaf.ndim - len(spec))))
+        names = [*spec, *[None] * (leaf.ndim - len(spec))]  # trailing axes may be left out
+        axes = tuple(name or "" for name in names)
         splits.append(Split("/".join(path), leaf.shape, axes, _bytes(leaf)))
     return tuple(splits)
 

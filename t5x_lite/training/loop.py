@@ -76,13 +76,6 @@ class Evaluator:
         devices: Sequence[Any] | None = None,
         raw_tokens: float = 0.0,
     ):
-        config = resolved.config
-        # A model without a language model head cannot learn an objective that predicts tokens.
-        is_plain = resolved.rows.loss == "heads"
-        if resolved.heads[0] in ("lm", "mlm") and not resolved.model.lm_head and is_plain:
-            reason = f"got False, but {config.objective} predicts tokens"
-            fix = "set it to True, which draws a fresh head"
-            raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
         self.tokenizer = data.tokenizer
         self.validation = data.batches("validation")
         self.program = Program(resolved, raw_tokens, devices)

@@ -45,6 +45,18 @@ from t5x_lite.training.step import (
 )
 
 
+def check_head(resolved: Resolved) -> None:
+    """Reject a model without a language model head for an objective that predicts tokens. It may be
+    imported and asked for embeddings, but not trained or evaluated.
+    """
+    config = resolved.config
+    needs_head = resolved.heads[0] in ("lm", "mlm") and resolved.rows.loss == "heads"
+    if needs_head and not resolved.model.lm_head:
+        reason = f"got False, but {config.objective} predicts tokens"
+        fix = "set it to True, which draws a fresh head"
+        raise UserError(BAD_CONFIG, f"model.lm_head: {reason}; {fix}")
+
+
 class Program:
     """The mesh of a run, its loss, and the steps that are compiled.
 
@@ -58,13 +70,14 @@ class Program:
             tracing, those of a compiler also lowering.
 
     Raises:
-        UserError: if something does not divide over the mesh.
+        UserError: if something does not divide over the mesh, or the model lacks a head.
     """
 
     def __init__(
         self, resolved: Resolved, raw_tokens: float = 0.0, devices: Sequence[Any] | None = None
     ):
         config = resolved.config
+        check_head(resolved)
         check_average(config.optimizer, resolved.steps - config.start.step)
         self.resolved = resolved  # replaced below, once the mesh is known
         self._raw_tokens = raw_tokens

@@ -24,6 +24,7 @@ from t5x_lite.progress import messages_to, say, silent
 from t5x_lite.resolve import Resolved, plan_objective, resolve, text_data
 from t5x_lite.training import loop, run_directory, starting
 from t5x_lite.training.conversions import between, renaming
+from t5x_lite.training.program import check_head
 from t5x_lite.training.schedules import depends_on_end
 
 
@@ -90,6 +91,7 @@ def plan_stages(
         with naming_stage(config, number):
             corpus = corpus_of(of_stage.data)
             resolved = resolve(of_stage, corpus.tokenizer.vocabulary, plans[number])
+            check_head(resolved)
             if of_stage.start.schedule_end and not depends_on_end(of_stage.optimizer):
                 # The schedule of this stage does not depend on where the run ends.
                 resolved = _with_start(resolved, schedule_end=0)

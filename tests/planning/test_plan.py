@@ -3,10 +3,11 @@ import json
 import os
 
 import pytest
-from conftest import run, start
+from conftest import ALL_CELLS, run, start
 
 from t5x_lite.__main__ import main
 from t5x_lite.config.files import load
+from t5x_lite.data.rows.batches import ledger
 from t5x_lite.data.rows.row_plan import plan_rows
 from t5x_lite.data.store.corpus import open_store
 from t5x_lite.errors import UserError
@@ -16,6 +17,7 @@ from t5x_lite.planning import search as plan_search
 from t5x_lite.planning.compiler import Compiled
 from t5x_lite.planning.plan import Assumptions, expected_tokens, make_plan
 from t5x_lite.report import page
+from t5x_lite.resolve import text_data
 
 GiB = 2**30
 
@@ -47,6 +49,19 @@ def test_tokens_are_known_before_the_text(objective, architecture, lengths, toke
     assert found[:3] == pytest.approx(tokens[:3], abs=1)
     # A few rows are looked at, which hide any number of tokens each.
     assert found[3] == pytest.approx(tokens[3], rel=0.05 if "diffusion" in objective else 0.01)
+
+
+@pytest.mark.parametrize(("objective", "architecture"), ALL_CELLS)
+def test_expected_tokens_are_those_of_the_ledger(make, objective, architecture):
+    """What depends on the text is counted on another one, whose sentences have other lengths."""
+    resolved, corpus = make(objective, architecture)
+    counted = ledger(text_data(resolved, corpus).batches("train"))
+    expected = expected_tokens(resolved.rows)
+    assert expected.raw == pytest.approx(counted.raw_tokens)
+    close = 0.35 if resolved.rows.has_sentence_pairs else 0.1
+    assert expected.model == pytest.approx(counted.model_tokens, rel=close)
+    assert expected.loss == pytest.approx(counted.loss_tokens, rel=close)
+    assert expected.scored == pytest.approx(counted.scored, rel=close)
 
 
 def test_the_state_is_split_as_the_mesh_says():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -365,6 +365,27 @@ class Ledger:
     members: tuple["Ledger", ...] = ()  # one for each stream of a mixture
 
 
+class Contents(NamedTuple):
+    """Contents of several rows, in all."""
+
+    positions: int  # positions of encoder and decoder
+    tokens: int  # those that are not padding
+    loss_tokens: float  # sum of the loss weights
+    scored: int  # positions that are predicted
+
+
+def count(rows: Row) -> Contents:
+    """Count what rows hold. Padding has segment 0, and positions that are not scored weight 0."""
+    segments = [value for key, value in rows.items() if key.endswith("_segments")]
+    weights = [value for key, value in rows.items() if key.endswith("_weights")]
+    return Contents(
+        positions=sum(value.size for value in segments),
+        tokens=sum(int(np.count_nonzero(value)) for value in segments),
+        loss_tokens=sum(float(value.sum()) for value in weights),
+        scored=sum(int(np.count_nonzero(value)) for value in weights),
+    )
+
+
 def ledger(batches: Batches, rows: int = 64) -> Ledger:
     """Compute the mean contents of a row, from the first `rows` rows of each stream."""
     members = tuple(_stream_ledger(stream, rows) for stream in batches.streams)
@@ -391,18 +412,13 @@ def _stream_ledger(stream: RowStream, rows: int) -> Ledger:
         first, end = stream.span  # rows from the whole run, since they change during it
         indices = np.linspace(first, max(end - 1, first), rows).astype(int).tolist()
     alone = Batches((stream,), np.zeros(1, np.int64), len(indices))
-    counted = alone.rows(indices)
-    # Padding has segment 0. Positions that are not scored have weight 0.
-    segments = [value for key, value in counted.items() if key.endswith("_segments")]
-    weights = [value for key, value in counted.items() if key.endswith("_weights")]
-    positions = sum(value[0].size for value in segments)
-    model_tokens = sum(int((value > 0).sum()) for value in segments) / len(indices)
+    counted = count(alone.rows(indices))
     return Ledger(
         raw_tokens=stream.raw_tokens,
-        model_tokens=model_tokens,
-        loss_tokens=sum(float(value.sum()) for value in weights) / len(indices),
-        scored=sum(int((value > 0).sum()) for value in weights) / len(indices),
-        padding=1 - model_tokens / positions,
+        model_tokens=counted.tokens / len(indices),
+        loss_tokens=counted.loss_tokens / len(indices),
+        scored=counted.scored / len(indices),
+        padding=1 - counted.tokens / counted.positions,
         left_out=stream.left_out(indices),
         cut=stream.cut(range(min(_ROWS_LOOKED_AT, stream.rows(1)))),
     )
