@@ -32,6 +32,7 @@ from t5x_lite.comparison.span_bits import (
 from t5x_lite.comparison.writing import GivenTexts
 from t5x_lite.config import CompareConfig, RunConfig, to_dict
 from t5x_lite.config.files import flatten, load_run_config
+from t5x_lite.config.grammar import quoted
 from t5x_lite.config.roles import BUDGET, settings_with
 from t5x_lite.config.schema import TRUNKS
 from t5x_lite.config.stages import each_stage
@@ -410,18 +411,21 @@ def _windows_of(cells: Mapping[str, RunConfig]) -> list[list[int]]:
 
 def _check_texts(config: CompareConfig, stages: Mapping[str, Stage]) -> None:
     """Reject example texts that are too long or lack a blank, before hours of training."""
-    for key in ("blanks", "spans", "prompts"):
-        for text in getattr(config, key):
+    for key in GivenTexts._fields:
+        texts = getattr(config, key)
+        for text in texts:
+            if texts.count(text) > 1:
+                raise UserError(BAD_CONFIG, f"{key}: got {quoted(text)} twice; leave one out")
             needs_blank = key != "prompts"
             if not text or (needs_blank and "___" not in text):
                 expected = "a text with ___" if needs_blank else "a text"
-                raise UserError(BAD_CONFIG, f"{key}: got {text!r}, expected {expected}")
+                raise UserError(BAD_CONFIG, f"{key}: got {quoted(text)}, expected {expected}")
             for name, stage in stages.items():
                 lengths = stage.resolved.config.data.lengths
                 room = max(lengths.sequence_length, lengths.inputs)
                 if len(stage.data.tokenizer.encode(text)) + 4 > room:
                     reason = f"is longer than a row of {name}, {room} tokens"
-                    raise UserError(BAD_CONFIG, f"{key}: {text!r} {reason}; shorten it")
+                    raise UserError(BAD_CONFIG, f"{key}: {quoted(text)} {reason}; shorten it")
 
 
 def seeded_runs(config: CompareConfig, cells: Sequence[Cell], workdir: Path) -> list[SeededRun]:

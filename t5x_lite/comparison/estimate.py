@@ -119,7 +119,7 @@ class Estimate(NamedTuple):
 
     @property
     def cost(self) -> Cost:
-        """Cost of everything."""
+        """Return the cost of all parts together."""
         hours, dollars = zip(*self.parts().values(), strict=True)
         return Cost(_sum(hours), _sum(dollars))
 

@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from t5x_lite.comparison.span_bits import (
     scored_contexts,
     span_bits,
 )
-from t5x_lite.comparison.writing import GivenTexts, Written, write_texts
+from t5x_lite.comparison.writing import SAMPLED, GivenTexts, Written, write_texts
 from t5x_lite.config import RunConfig, Task, to_dict
 from t5x_lite.config.files import build
 from t5x_lite.data.objectives.mixture import members_of
@@ -47,7 +48,7 @@ from t5x_lite.data.tasks.kinds.table import kind_of, metrics_of
 from t5x_lite.data.tasks.load import load_task
 from t5x_lite.data.tasks.metrics import unit_scores
 from t5x_lite.data.tasks.task_data import TaskPlan
-from t5x_lite.errors import BAD_CONFIG, IO_ERROR, UserError, read_json, user_errors
+from t5x_lite.errors import BAD_CONFIG, IO_ERROR, STOPPED, UserError, read_json, user_errors
 from t5x_lite.finetuning import run as finetuning
 from t5x_lite.inference.zero_shot import Asking, ask
 from t5x_lite.model.check import plan_checked
@@ -156,8 +157,7 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     Args:
         stages: directories of the stages before the last.
     """
-    steps = [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
-    step = max(steps, default=0)
+    step = _asked_step(workdir)
     digest = _digest(questions.spans)
     resolved, _ = run_directory.read(workdir)
     own = members_of(resolved.config.objective)
@@ -188,34 +188,47 @@ def measure(workdir: Path, questions: Questions, stages: Sequence[Path] = ()) ->
     adapted_bits = _adapted_bits(workdir, questions, {"step": step}, digest)
 
     # Ask the trained model. It is loaded at the first question whose answer is not in a file.
-    load = cache(partial(loaded_model.load, workdir))
-    bits = kept_answer(
-        workdir / "span_bits.json",
-        {"step": step, "spans": digest, "kinds": SpanBits._fields},
-        lambda: _span_bits(load(), questions.spans) if questions.spans else {},
-    )
-    whole_text = kept_answer(
-        workdir / "whole_text.json",
-        {"step": step, "objectives": members},
-        lambda: _whole_text(workdir, members, load),
-    )
-    losses = kept_answer(
-        workdir / "other_objectives.json",
-        {"step": step, "objectives": others},
-        lambda: _losses(workdir, others, load),
-    )
+    load = cache(partial(_load_step, workdir, step))
+    bits: dict[str, dict[str, list[float]]] = {}
+    if questions.spans:
+        bits = kept_answer(
+            workdir / "span_bits.json",
+            {"step": step, "spans": digest, "kinds": SpanBits._fields},
+            lambda: _span_bits(load(), questions.spans),
+        )
+    whole_text: dict[str, float] = {}
+    if members:
+        whole_text = kept_answer(
+            workdir / "whole_text.json",
+            {"step": step, "objectives": members},
+            lambda: _whole_text(workdir, members, load),
+        )
+    losses: dict[str, float] = {}
+    if others:
+        losses = kept_answer(
+            workdir / "other_objectives.json",
+            {"step": step, "objectives": others},
+            lambda: _losses(workdir, others, load),
+        )
     curves: ScoreCurves = {}
     if questions.curves:
         curves, written = _ask_kept_steps([*stages, workdir], questions)
     else:
-        written = kept_answer(
-            workdir / "written" / f"{step}.json",
-            {"given": questions.given},
-            lambda: write_texts(load(), questions.given),
-        )
+        written = _written_at(workdir, step, load, questions.given)
     return Answers(
         bits, adapted_bits, whole_text, losses, reached[False], reached[True], curves, written
     )
+
+
+def _asked_step(workdir: Path) -> int:
+    """Return the step of the newest checkpoint; if all were removed, the last step of the run, for
+    which answers may have been kept.
+    """
+    saved = run_directory.saved_steps(workdir / "checkpoints")
+    if saved:
+        return max(saved)
+    records = read_metrics(workdir / "metrics.jsonl")
+    return max((record["step"] for record in records), default=0)
 
 
 def _ask_kept_steps(
@@ -242,11 +255,13 @@ def _ask_kept_steps(
     for workdir, text in zip(directories, texts, strict=True):
         resolved, _ = run_directory.read(workdir)
         every = resolved.config.training.keep_every
-        if not every:
-            say(f"{workdir}: was trained without score_curves, so only its last steps are asked")
-        for step in sorted(run_directory.saved_steps(workdir / "checkpoints")):
-            if every and step % every and step != resolved.steps:
-                continue
+        saved = sorted(run_directory.saved_steps(workdir / "checkpoints"))
+        kept = [step for step in saved if not every or step % every == 0 or step == resolved.steps]
+        evaluated = (resolved.steps - resolved.config.start.step) // every if every else 0
+        if not every or len(kept) < evaluated:
+            shown = ", ".join(map(str, kept))
+            say(f"{workdir}: was trained without score_curves, and has only kept step {shown}")
+        for step in kept:
             load = cache(partial(_load_step, workdir, step))
             asks_text = text == texts[-1]
             scores = kept_answer(
@@ -256,11 +271,7 @@ def _ask_kept_steps(
             )
             for name, value in scores.items():
                 curves.setdefault(name, []).append([step, value])
-            written += kept_answer(
-                workdir / "written" / f"{step}.json",
-                {"given": questions.given},
-                partial(_written_at, load, questions.given),
-            )
+            written += _written_at(workdir, step, load, questions.given)
     return curves, written
 
 
@@ -271,7 +282,7 @@ LoadModel = Callable[[], LoadedModel]
 def _load_step(workdir: Path, step: int) -> LoadedModel:
     """Load one checkpoint of a run."""
     address = f"{workdir}@{step}"
-    say(f"{address}: asking for scores")
+    say(f"{address}: asking for scores and texts")
     return loaded_model.load(address)
 
 
@@ -294,27 +305,42 @@ def _scores_at(
     objectives = whole_text_objectives(loaded.rows) if asks_text else []
     scores = _whole_text(workdir, objectives, load)
     for context in scored_contexts(loaded) if spans else ():
-        bits = span_bits(loaded, spans, context).without_end.sum()
-        scores[span_score(context)] = float(bits / num_bytes(spans).sum())
+        with _left_out_if_unable(loaded, "spans"):
+            bits = span_bits(loaded, spans, context).without_end.sum()
+            scores[span_score(context)] = float(bits / num_bytes(spans).sum())
     for task in tasks:
-        try:
+        with _left_out_if_unable(loaded, task.name):
             answer = _asked(loaded, task)
-        except UserError as error:  # an earlier stage may have trained another kind of model
-            say(f"step {loaded.step} is left out of {task.name}: {error}")
-            continue
-        name = name_of_task_score(task.name, answer["metric"])
-        scores[name] = fmean(answer["units"]["amounts"])
+            name = name_of_task_score(task.name, answer["metric"])
+            scores[name] = fmean(answer["units"]["amounts"])
     return scores
 
 
-def _written_at(load: LoadModel, given: GivenTexts) -> list[Written]:
-    """Return what one checkpoint makes of the texts: nothing if its rows are too short for them."""
-    loaded = load()
+@contextmanager
+def _left_out_if_unable(loaded: LoadedModel, question: str) -> Iterator[None]:
+    """Say that a question is left out if a checkpoint cannot answer it: an earlier stage may have
+    trained another kind of model, or one with shorter rows.
+    """
     try:
-        return write_texts(loaded, given)
-    except UserError as error:  # an earlier stage may have trained another kind of model
-        say(f"step {loaded.step} writes nothing: {error}")
+        yield
+    except UserError as error:
+        if error.code in STOPPED:
+            raise
+        say(f"step {loaded.step} is left out of {question}: {error}")
+
+
+def _written_at(workdir: Path, step: int, load: LoadModel, given: GivenTexts) -> list[Written]:
+    """Return what one checkpoint of a run makes of the texts."""
+    if not any(given):
         return []
+
+    def write() -> list[Written]:
+        loaded, written = load(), []
+        with _left_out_if_unable(loaded, "the example texts"):
+            written = write_texts(loaded, given)
+        return written
+
+    return kept_answer(workdir / "written" / f"{step}.json", {"given": given, **SAMPLED}, write)
 
 
 def _digest(spans: Sequence[Span]) -> str:

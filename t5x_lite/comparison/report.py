@@ -29,7 +29,7 @@ from t5x_lite.data.objectives.mixture import members_of
 from t5x_lite.data.tasks.baselines import BAG_OF_WORDS
 from t5x_lite.errors import IO_ERROR, user_errors
 from t5x_lite.report import charts, page, papers, tex
-from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, short
+from t5x_lite.report.page import Bold, Page, Part, Quote, Section, Table, one_line, short
 from t5x_lite.training.whole_text import BOUND, EXACT
 
 Results = Mapping[str, Any]
@@ -843,34 +843,44 @@ def _recipes(results: Results) -> list[Part]:
     recipes, cells = results["recipes"], list(results["cells"])
     if not recipes:
         return []
-    rows = [[key, *(str(of[cell]) for cell in cells)] for key, of in recipes.items()]
+    rows = []
+    for key, of_cells in recipes.items():
+        rows.append([key, *(str(of_cells[cell]) for cell in cells)])
     return [Table(["setting", *cells], rows, "All other settings are the same")]
 
 
 # What was written, and environment.
 
 
+# Kind of what a model has written → heading of its column
+_KINDS = {"words": "likeliest words", "spans": "fills in", "continuation": "continues with"}
+
+
 def _written(results: Results) -> list[Part]:
-    """Return what the first run of each cell makes of each text: a quote, or a table if it was
-    asked at several steps.
+    """Return what the first run of each cell makes of each text: a quote of the trained model, or a
+    table if earlier checkpoints were asked, too.
     """
     parts: list[Part] = []
     for cell, written in results["examples"].items():
-        of_texts: dict[str, list[dict[str, Any]]] = {}
+        # A cell whose stages trained several kinds of models may read one text in several ways.
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for one in written:
-            of_texts.setdefault(one["text"], []).append(one)
-        for text, of_steps in of_texts.items():
+            (kind,) = one.keys() & _KINDS.keys()
+            groups.setdefault((one["text"], kind), []).append(one)
+        last = results["cells"][cell]["steps"]
+        for (text, kind), of_steps in groups.items():
             title = f"{cell}: {text}"
-            if "continuation" in of_steps[0]:
+            if kind == "continuation":
                 options = f"temperature {of_steps[0]['temperature']}, top_p {of_steps[0]['top_p']}"
                 title += f" ({options})"
-            if len(of_steps) == 1:
+            # Reports of versions before score_curves have no step.
+            if [one.get("step", last) for one in of_steps] == [last]:
                 parts.append(Quote(title, _in_words(of_steps[0])))
             else:
-                # A table has no line breaks.
                 answers = [_in_words(one).replace("\n", " / ") for one in of_steps]
                 steps = [f"{one['step']:,}" for one in of_steps]
-                parts.append(Table(["step", title], list(zip(steps, answers, strict=True))))
+                rows = list(zip(steps, answers, strict=True))
+                parts.append(Table(["step", _KINDS[kind]], rows, one_line(title), texts=(1,)))
     return parts
 
 

@@ -9,7 +9,7 @@ from t5x_lite.training.loaded_model import LoadedModel
 
 
 class Sampling(TypedDict, total=False):
-    """Options of inference.generate."""
+    """How a text is continued; the options are those of inference.generate."""
 
     max_new_tokens: int
     temperature: float
@@ -21,7 +21,7 @@ SAMPLED: Sampling = {"max_new_tokens": 48, "temperature": 0.8, "top_p": 0.9}
 
 
 class GivenTexts(NamedTuple):
-    """What models are given. Each model gets the texts of the first kind that it has learned.
+    """Texts for all models. Each model is given those of the first kind that it can read.
 
     Attributes:
         blanks: texts with blanks, which masked models fill with words.
@@ -35,7 +35,7 @@ class GivenTexts(NamedTuple):
 
 
 class Written(Sampling):
-    """What a model makes of a text.
+    """One text, and what a model makes of it: words, spans or a continuation.
 
     Attributes:
         step: number of steps that the model was trained for.

@@ -73,7 +73,7 @@ def parse_list(text: str, key: str) -> list[str]:
     try:
         return split(text)
     except ValueError as error:
-        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {error}") from error
+        raise UserError(BAD_CONFIG, f"{key}={quoted(text)}: {error}") from error
 
 
 def parse_call(text: str, key: str) -> Call:
@@ -86,7 +86,7 @@ def parse_call(text: str, key: str) -> Call:
         return _parse_call(text.strip())
     except ValueError as error:
         expected = "expected name or name(option=value, …), each option once"
-        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {expected} ({error})") from error
+        raise UserError(BAD_CONFIG, f"{key}={quoted(text)}: {expected} ({error})") from error
 
 
 def _parse_call(text: str) -> Call:
@@ -149,7 +149,7 @@ def parse_sum(text: str, key: str, spaced: bool = False) -> list[tuple[float | N
             raise ValueError("a term is missing")
     except ValueError as error:
         expected = "expected a sum such as 3 * a + b"
-        raise UserError(BAD_CONFIG, f"{key}={_shown(text)}: {expected} ({error})") from error
+        raise UserError(BAD_CONFIG, f"{key}={quoted(text)}: {expected} ({error})") from error
     return terms
 
 
@@ -226,7 +226,7 @@ def wants_text(kind: Any) -> bool:
     return kind is str
 
 
-def _shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Quote a text for an error message, shortened."""
     return repr(text if len(text) < 200 else text[:200] + "…")
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -14,6 +14,7 @@ import markupsafe
 
 from t5x_lite import storage
 from t5x_lite.errors import IO_ERROR, UserError, optional_import, user_errors
+from t5x_lite.terminal import visible
 
 # The beginning of a number, which a unit may follow; or a dash or an empty text in its place
 _NUMBER = re.compile(r"[+-]?\.?\d|–$|$")
@@ -48,11 +49,17 @@ class Bold:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: rows of text or Bold, each as long as the heading."""
+    """A table: rows of text or Bold, each as long as the heading.
+
+    Attributes:
+        texts: indices of the columns of texts that somebody wrote. They may be long, hold any
+            character, and begin with a number without being one.
+    """
 
     heading: Sequence[str]
     rows: Sequence[Sequence[str | Bold]]
     caption: str = ""
+    texts: Collection[int] = ()
 
     @property
     def is_of_words(self) -> list[bool]:
@@ -62,7 +69,10 @@ class Table:
         [True, False, True]
         """
         columns = zip(self.heading, *self.rows, strict=True)
-        return [not all(_NUMBER.match(str(cell)) for cell in column) for _, *column in columns]
+        return [
+            number in self.texts or not all(_NUMBER.match(str(cell)) for cell in column)
+            for number, (_, *column) in enumerate(columns)
+        ]
 
 
 @dataclass(frozen=True)
@@ -206,12 +216,21 @@ def markdown(page: Page) -> str:
             if isinstance(part, Table):
                 lines += _markdown_table(part)
             elif isinstance(part, Quote):
-                quoted = part.text.strip().replace("<", "&lt;").replace("\n", "\n> ")
-                source = _plain(" ".join(part.source.split()))
+                quoted = _plain(visible(part.text.strip())).replace("\n", "\n> ")
+                source = _plain(one_line(part.source))
                 lines += [f"**{source}**", "", f"> {quoted}", ""]
             else:
                 lines += [_plain(part), ""]
     return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    r"""Return text on one line: spaces for line ends, and escapes for control characters.
+
+    >>> one_line("a\r\nb\x1b[0m")
+    'a b\\x1b[0m'
+    """
+    return visible(" ".join(text.split()))
 
 
 def _plain(text: str) -> str:
@@ -226,7 +245,7 @@ def _markdown_table(table: Table) -> list[str]:
     for row in (table.heading, rule, *table.rows):
         cells = []
         for cell in row:
-            text = _plain(str(cell)).replace("|", "\\|").replace("\n", " ")
+            text = _plain(one_line(str(cell))).replace("|", "\\|")
             cells.append(f"**{text}**" if isinstance(cell, Bold) else text)
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

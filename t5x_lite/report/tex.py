@@ -4,11 +4,10 @@ right, and with the captions that say what the intervals are.
 
 from collections.abc import Sequence
 
-from t5x_lite.report.page import Bold, Page, Table
+from t5x_lite.report.page import Bold, Page, Table, one_line
 
 _HEADER = r"""% The tables of "{title}". In the preamble: \usepackage{{booktabs}}
 """
-_LONGEST_LINE = 80  # characters of a cell
 _ESCAPED = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -33,7 +32,7 @@ def escape(text: str) -> str:
     >>> print(escape("span_bits ± 3 %"))
     span\_bits $\pm$ 3 \%
     """
-    return "".join(_ESCAPED.get(character, character) for character in text.replace("\n", " "))
+    return "".join(_ESCAPED.get(character, character) for character in one_line(text))
 
 
 def tex(page: Page) -> str:
@@ -45,7 +44,7 @@ def tex(page: Page) -> str:
         if isinstance(part, Table)
     ]
     # A LaTeX comment ends with its line, so the title must be on one line.
-    parts = [_HEADER.format(title=" ".join(page.title.split()))]
+    parts = [_HEADER.format(title=one_line(page.title))]
     parts += [_table(heading, table, number) for number, (heading, table) in enumerate(tables, 1)]
     return "\n".join(parts)
 
@@ -75,11 +74,10 @@ def _table(heading: str, table: Table, number: int) -> str:
 
 
 def _columns(table: Table) -> list[str]:
-    """Return LaTeX's specification of each column: long texts get lines that break."""
-    cells = [[len(str(cell)) for cell in column] for column in zip(*table.rows, strict=True)]
+    """Return LaTeX's specification of each column: lines of texts may break."""
     columns = []
-    for of_words, lengths in zip(table.is_of_words, cells, strict=True):
-        if of_words and max(lengths) > _LONGEST_LINE:
+    for number, of_words in enumerate(table.is_of_words):
+        if number in table.texts:
             columns.append(r"p{0.7\linewidth}")
         else:
             columns.append("l" if of_words else "r")

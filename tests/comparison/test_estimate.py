@@ -62,6 +62,7 @@ def test_an_adaptation_that_would_be_refused_is(text_file):
         ({"seed": 3}, "seed: cells have different seeds"),
         ({"data": {"epochs": 2}}, "cells.gpt.data.epochs: the budget says how long"),
         ({"data": {"lengths": {"sequence_length": 20}}}, "have room for different windows"),
+        ({"model": {"lm_head": False}}, "model.lm_head: got False, but causal_lm predicts tokens"),
     ],
 )
 def test_what_cannot_be_compared_is_not_planned(tmp_path, text_file, changed, reason):

@@ -132,7 +132,7 @@ def test_a_tree_is_its_leaves(text_file, tmp_path):
     assert "continuation" in was_decoder
     assert len(is_encoder["words"][0]) == 5
     shown = sections["What each model writes"]
-    tables = {part.heading[1]: part.rows for part in shown if isinstance(part, Table)}
+    tables = {part.caption: part.rows for part in shown if isinstance(part, Table)}
     assert [row[0] for row in tables["prefix: the cat (temperature 0.8, top_p 0.9)"]] == [
         *"69",
         "12",
@@ -255,6 +255,19 @@ def test_a_stage_that_fails_fails_what_goes_on_from_it(text_file, tmp_path):
     path.write_text(f"def get_config():\n    return {comparison(text_file, cells=cells)!r}\n")
     _, err = run("compare", f"--config={path}", f"--workdir={workdir}", "--jobs=2", code=76)
     assert "1 of 2 runs failed: bad: step" in err
+
+
+def test_a_stage_with_short_rows_is_left_out_of_what_it_cannot_read(text_file, tmp_path):
+    """Spans are chosen for the rows of the last stage."""
+    short = {"until": "50%", "data": {"lengths": {"sequence_length": 12}}}
+    cells = {"grown": {"stages": (short, {})}}
+    more = {"cells": cells, "score_curves": True, "equal_windows": False}
+    lines: list[str] = []
+    with t5x_lite.messages_to(lines.append):
+        report = compare(build_comparison(comparison(text_file, **more)), tmp_path)
+    curves = report["cells"]["grown"]["runs"]["grown"]["score_curves"]
+    assert [step for step, _ in curves["span_bits_left"]] == [12]
+    assert any("step 6 is left out of spans: " in line for line in lines)
 
 
 def test_curves_of_a_mixture_go_on_after_those_of_one_objective(text_file, tmp_path):

@@ -154,3 +154,14 @@ def test_what_is_marked_is_marked_among_numbers_and_among_words():
     written = page.html(Page("A title", "", [Section("Effects", [table])]))
     for text in ("-0.637 (-0.79 to -0.36)", "different"):
         assert f'<strong class="best">{text}</strong>' in written
+
+
+def test_a_text_is_a_text_whatever_it_holds():
+    """A line end would end the row of a table; a number at its beginning does not make it one."""
+    rows = [["9", "42 |\r\n<b>\x1b[2J"], ["10", "7 cats"]]
+    table = Table(["step", "text"], rows, texts=(1,))
+    written = Page("A", "", [Section("B", [table])])
+    text = page.markdown(written)
+    assert "| ---: | --- |" in text
+    assert r"| 9 | 42 \| &lt;b>\x1b[2J |" in text.splitlines()
+    assert '<td class="words">7 cats</td>' in page.html(written)
